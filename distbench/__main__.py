@@ -14,11 +14,11 @@ USER_ERROR, UNFORESEEN, INTERRUPTED, PIPE_CLOSED = 2, 70, 130, 141
 
 
 def start() -> None:
-    """Run the command line and exit with its code; 70 for an internal error."""
+    """Run the command line and exit with the command's code, or 70 for an internal error."""
     try:
         Path.cwd()
     except OSError:
-        _end(USER_ERROR, "the current folder no longer exists; change to one that does")
+        _end(USER_ERROR, "the current folder no longer exists; change to an existing folder")
     try:
         _run()
     except BrokenPipeError:
@@ -34,7 +34,7 @@ def start() -> None:
 
 
 def _run() -> None:
-    # Inside the guard: a module on the path may shadow one of its imports.
+    # Imports run inside the guard, since a module on the path may shadow one.
     from distbench.cli.main import main
     from distbench.processes.signals import end_by_interrupt
 
@@ -49,16 +49,18 @@ def _run() -> None:
 
 
 def _require_output() -> None:
-    """End with a sentence where standard output cannot be written."""
+    """End with a sentence if standard output cannot be written."""
     try:
         os.write(1, b"\n")
     except OSError as error:
         _drop_output()
-        _end(USER_ERROR, f"standard output cannot be written: {error.strerror}; run files and other outputs are kept")
+        _end(
+            USER_ERROR, f"standard output cannot be written ({error.strerror}); run files and other outputs are intact"
+        )
 
 
 def unforeseen(error: Exception) -> str:
-    """One sentence on an internal error; its traceback goes to a file."""
+    """Return a sentence on an internal error, and write its traceback to a file."""
     error_text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     try:
         handle, name = tempfile.mkstemp(prefix="distbench-", suffix=".txt")
@@ -66,8 +68,8 @@ def unforeseen(error: Exception) -> str:
             file.write("".join([f"{' '.join(sys.argv)}\n", *traceback.format_exception(error)]))
     except OSError:
         traceback.print_exception(error)
-        return f"internal error ({error_text}); its traceback is above; please report it"
-    return f"internal error ({error_text}); please report it with its traceback: {Path(name)}"
+        return f"internal error ({error_text}); please report it with the traceback above"
+    return f"internal error ({error_text}); please report it with the traceback in {Path(name)}"
 
 
 def _drop_output() -> None:

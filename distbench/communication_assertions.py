@@ -1,7 +1,7 @@
-"""Assert in one's own tests what code communicates: `with distbench.communication(model) as seen:`.
+"""Assertions on the communication of code in tests: `with distbench.communication(model) as seen:`.
 
 The collectives are those that c10d dispatches in this process, on real and fake process groups, of compiled code and of
-DDP's reducer, too. Owners are found as in a traced step (`observe/module_attribution.py`).
+DDP's reducer, too. Owners are determined as in a traced step (`observe/module_attribution.py`).
 """
 
 import contextlib
@@ -35,14 +35,14 @@ CASE = "communication"
 
 
 class CollectiveCount(int):
-    """A number of collectives (or of bytes) that prints the counted collectives when an assertion on it fails."""
+    """Number of collectives or bytes; a failed assertion on the number prints the counted collectives."""
 
     collectives: tuple[Communication, ...]
     question: str
 
     @classmethod
     def of(cls, value: int, collectives: Sequence[Communication], question: str) -> "CollectiveCount":
-        """Make the number of these collectives, or of their bytes."""
+        """Return the number of these collectives or of their bytes."""
         count = cls(value)
         count.collectives, count.question = tuple(collectives), question
         return count
@@ -81,7 +81,7 @@ class SeenCommunication:
                 and optimizer: clipping).
 
         Raises:
-            UserError: no such kind, mesh dim, module or phase, so that a misspelt name is not counted as 0.
+            UserError: the kind, mesh dim, module or phase is unknown, so that a misspelt name is not counted as 0.
         """
         collectives, question = self._selected(kind, on, module, phase)
         return CollectiveCount.of(len(collectives), collectives, question)
@@ -94,11 +94,11 @@ class SeenCommunication:
         return CollectiveCount.of(sum(each.payload_bytes for each in collectives), collectives, f"bytes of {question}")
 
     def matches(self, file: str | Path) -> bool:
-        """Return True if the collectives are those of a file that `write` has written.
+        """Return True if the collectives equal those in a file of `write`.
 
         Raises:
-            AssertionError: with each difference: module, phase, collective, mesh dim and bytes.
-            UserError: the file is missing or is not a signature.
+            AssertionError: lists each difference with module, phase, collective, mesh dim and bytes.
+            UserError: the file does not exist or is not a signature.
         """
         file = self._folder / file
         if self._update:
@@ -106,7 +106,9 @@ class SeenCommunication:
                 self.write(file)
             return True
         if not file.exists():
-            raise UserError(f"{file} does not exist; write it once with seen.write(...), or pytest --distbench-update")
+            raise UserError(
+                f"{file} does not exist; write it once with seen.write(...), or run pytest --distbench-update"
+            )
         comparison = compare_with_stored(file, self._signature())
         if comparison.exit_code == 1:
             lines = [f"  {sentence}" for sentences in comparison.changed.values() for sentence in sentences]
@@ -170,7 +172,7 @@ def communication(
 
     Args:
         model: its modules own the collectives, and its DTensor parameters have the meshes.
-        mesh: the mesh, where the parameters are not DTensors (DDP, plain tensors) or it has more mesh dims than theirs.
+        mesh: required if parameters are not DTensors (DDP, plain tensors) or the mesh has more mesh dims than theirs.
         folder: where relative files of `matches` and `write` are; the current folder if empty.
         update: let `matches` write its file on rank 0 instead of comparing.
 
@@ -203,7 +205,7 @@ def _meshes_of(model: nn.Module | None) -> list[DeviceMesh]:
 
 @contextlib.contextmanager
 def _phases(model: nn.Module | None) -> Iterator[Callable[[IssueContext], str]]:
-    """Yield a function from a collective's context to its phase, by the code that runs (as in `UserStep`)."""
+    """Yield a function from a collective's context to its phase, by the running code (as in `UserStep`)."""
     running: list[str] = []
     is_after_backward = False
 

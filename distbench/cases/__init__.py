@@ -16,7 +16,7 @@ from distbench.spec.plugins import load_plugin
 
 
 def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
-    """Yield every case of one variant of a scenario; the label (scenario and axes) is its name in case ids."""
+    """Yield every case of one variant of a scenario; `label` (scenario and axes) is the variant's name in case ids."""
     yield from collective_cases(scenario, context)
     yield from redistribution_cases(scenario, context)
     yield from laboratory_cases(scenario, context)

@@ -41,11 +41,11 @@ STEPS = {
     ZERO_FILL: (("S(0)", "P(sum)"), ("S(1)", "P(sum)")),
 }
 MATMUL_SIDES = {"f32": (64, 192, 512, 1024), "bf16": (64, 192, 512, 1024)}
-# Bytes that one elementwise operator reads and writes: within a core's cache, and much larger than the cache.
+# Bytes that one elementwise operator reads and writes: less than a core's cache, and much more than the cache.
 MEMORY_BYTES = (49152, 393216, 3145728, 25165824, 50331648)
 ATTENTION_SHAPES = ((4, 4, 64, 64), (1, 8, 512, 64))  # batch, heads, sequence, head dim
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-# Up to the size that glibc takes from its heap: from 32 MiB on, each buffer is mapped again page by page.
+# Less than 32 MiB: glibc allocates larger buffers outside of its heap and maps each buffer again page by page.
 PAYLOAD_BYTES = (4096, 131072, 2097152, 8388608, 25165824)
 # Work of one call of a case, so that it lasts some tens of milliseconds on a current core.
 CALL_FLOPS, CALL_BYTES = 1e9, 2.5e8
@@ -53,10 +53,10 @@ CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
 
 
 def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """Yield every step over every mesh dim of two or more ranks, and the exchange, at every size, in random order.
+    """Yield a case per redistribution step, mesh dim of two or more ranks and size, and per direct exchange and size.
 
-    On several hosts also over groups that are spread over hosts in other ways than those of the mesh dims. All groups
-    of a mesh dim run at once. The order is random so that drift of the machine over minutes does not favour an op or a
+    On several hosts, steps also run over groups with other placements on hosts than the mesh dims' groups. All groups
+    of a mesh dim run at once. The order is random, so that drift of the machine over minutes does not favour an op or a
     size. Raises UserError for an unknown dtype, or a mesh of one rank.
     """
     for sweep in scenario.calibrations:
@@ -83,7 +83,7 @@ def _cases(sweep: Calibration, context: RankContext) -> Iterator[CaseSpec]:
 
 
 def _on_other_meshes(context: RankContext) -> list[tuple[str, RankContext]]:
-    """On several hosts, yield a mesh dim, named by its shape, and its mesh, for groups that this mesh lacks."""
+    """On several hosts, return meshes for groups that this mesh lacks, each with a mesh dim named by its shape."""
     if len(set(context.hosts)) < 2:
         return []
     contexts = []
@@ -110,7 +110,7 @@ def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Itera
     """Yield (op, mesh dim, pair) of every step over a mesh dim of two or more ranks."""
     number = context.mesh_dims.index(mesh_dim)
     before, after = "R" * number, "R" * (len(context.mesh_dims) - number - 1)
-    # DTensor runs other collectives than the native ones only on CPU.
+    # Only on CPU does DTensor replace native collectives by others.
     left_out = {NATIVE_ALL_TO_ALL} if is_accelerator(context.device.type) else set()
     left_out |= {ZERO_FILL} if lacks(ZERO_FILLS) is not None else set()
     for op, sides in STEPS.items():
@@ -119,7 +119,7 @@ def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Itera
 
 
 def square_of(size_bytes: int, itemsize: int, num_ranks: int) -> tuple[int, int]:
-    """Return the shape nearest to a square of this size whose sides any set of mesh dims shards evenly."""
+    """Return the nearly square shape of about `size_bytes` whose sides are multiples of `num_ranks`."""
     side = max(round(math.sqrt(size_bytes / itemsize) / num_ranks), 1) * num_ranks
     other_side = max(round(size_bytes / itemsize / side / num_ranks), 1) * num_ranks
     return side, other_side
@@ -201,7 +201,7 @@ def _open_partition(experiment: Experiment, mesh_dim: str, fields_of: FieldsOf) 
 
 
 def compute_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """Yield matmuls by dtype and size, attention by shape, elementwise operators and collectives by bytes."""
+    """Yield matmuls per dtype and size, attention per shape, elementwise operators and collectives per size."""
     count = scenario.compute
     if not count:
         return
@@ -240,7 +240,7 @@ class Work(NamedTuple):
     call: Callable[[], object]
     amount: int  # floating point operations or bytes of one of them
     num_operators: int  # number of operators per call
-    # Of one call of the case. Ranks of one machine share its cores, caches and memory, so an operator's time
+    # Repeats per call of the case. Ranks of one machine share its cores, caches and memory, so an operator's time
     # is that of the slowest rank while all ranks run it. Short operators repeat for longer than one time slice of the
     # scheduler.
     most: float
@@ -287,7 +287,7 @@ def _attention_backward(shape: tuple[int, ...], device: torch.device) -> Work:
 
 
 def _attention_flops(shape: tuple[int, ...]) -> int:
-    """Return floating point operations of causal attention's forward, counted half as in recordings."""
+    """Return floating point operations of causal attention's forward: half of full attention's, as in recordings."""
     batch, heads, sequence, head_dim = shape
     return 2 * batch * heads * sequence * sequence * head_dim
 

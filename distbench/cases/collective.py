@@ -36,7 +36,7 @@ REDUCING = ("all_reduce", "reduce_scatter")
 
 
 class Sizes(NamedTuple):
-    """Elements of a case's buffers: S, a rank's input and its output."""
+    """Numbers of elements of a case's buffers: of S, of a rank's input and of its output."""
 
     total: int
     given: int
@@ -44,23 +44,23 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(op: str, size_bytes: int, dtype: str, group_size: int) -> Sizes:
-    """Elements of S bytes, rounded down to a multiple of the group's size as in nccl-tests."""
+    """Return the numbers of elements for S bytes, rounded down to a multiple of the group's size as in nccl-tests."""
     total = max(size_bytes // DTYPE_BYTES[dtype] // group_size, 1) * group_size
     share = total // group_size
     return Sizes(total, given=share if op == "all_gather" else total, got=share if op == "reduce_scatter" else total)
 
 
 def tag_period(op: str, group_size: int) -> int:
-    """Return a prime for the tags of `group_size` ranks, so that their sum is exact in bfloat16 (integers up to 256).
+    """Return the prime period of tags whose sum over `group_size` ranks is exact in bfloat16 (integers up to 256).
 
-    Beyond 51 ranks no period of 5 or more keeps a sum exact in bfloat16; then the check allows for rounding.
+    Above 51 ranks no period of 5 or more gives an exact sum, and the check allows for rounding.
     """
     limit = 256 // group_size + 1 if op in REDUCING else 251
     return next(prime for prime in (251, 127, 83, 61, 41, 31, 23, 17, 13, 11, 7, 5) if prime <= limit or prime == 5)
 
 
 def tag(op: str, rank: int, numel: int, group_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the input of `rank` of a group: element i is (i + 3 rank) mod a prime, so a wrong rank or offset shows."""
+    """Return the input of `rank` of a group: element i is (i + 3 rank) mod a prime, to show a wrong rank or offset."""
     return tagged((numel,), dtype, tag_period(op, group_size), shift=3 * rank)
 
 
@@ -83,7 +83,7 @@ def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dty
 
 
 def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """One case per op, dtype, mesh dim and size of the scenario's sweeps; UserError for an unknown op or dtype."""
+    """Yield a case per op, dtype, mesh dim and size of the scenario's sweeps; UserError for an unknown op or dtype."""
     for sweep in scenario.collectives:
         for label, names, known_names in (("collective", sweep.ops, OPERATIONS), ("dtype", sweep.dtypes, TORCH_DTYPES)):
             if unknown := [name for name in names if name not in known_names]:

@@ -25,12 +25,12 @@ from distbench.spec.placements import TORCH_PLANNERS
 from distbench.torch_private import SHARDED_INDICES, Skipped, require
 
 PHASES = ("forward", "backward")
-# Relative to the largest value that is compared.
+# Relative to the largest compared value.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 TOLERANCE_OF_OTHERS = 2e-2
-# Begin of min_cost's error where its graph lacks a placement, such as the masked Partial of an embedding.
+# Start of min_cost's error if its graph lacks a placement, such as the masked Partial of an embedding.
 NO_PATH = "No path found"
-# Begin of the error of indexing's backward on torch 2.11 with sharded indices.
+# Start of the error in the backward of indexing with sharded indices on torch 2.11.
 UNEVEN_VALUES = "shape mismatch: value tensor"
 
 
@@ -45,7 +45,7 @@ class OneDevice:
 
 
 def operator_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """Yield one case per operator, placements of its inputs and planner; planners adjacent, in random order.
+    """Yield one case per operator, input placements and planner; planners are adjacent, in random order.
 
     Raises UserError for inputs that are not tensors, and for placements that do not fit them or the mesh.
     """
@@ -64,7 +64,7 @@ def operator_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpe
             for planner in planners:
                 params = {"op": operator.name, "source": laid, "planner": planner, "dtype": dtype}
                 case = Case(f"{group}/{planner}", "operator", params)
-                # Without a group: the redistributions of planners are compared, and times are shown without a verdict.
+                # No group, so that times get no verdict: the redistributions of planners are compared.
                 yield CaseSpec(case, partial(_open, operator, layouts, planner, context))
 
 
@@ -91,9 +91,9 @@ def _layouts(
             layout = Layout.of(text, tensor.ndim)
         if layout is None or (layout.state is None and not layout.is_strided):
             shape = shape_text(tensor.shape)
-            raise UserError(f"{subject}: {text!r} does not fit a tensor {shape}; write S(0)R, RP(sum)")
+            raise UserError(f"{subject}: {text!r} does not fit shape {shape}; write S(0)R or RP(sum)")
         if (count := len(layout.placements)) != len(context.mesh_dims):
-            raise UserError(f"{subject}: {text} names {count} mesh dims, the mesh has {len(context.mesh_dims)}")
+            raise UserError(f"{subject}: {text} has {count} mesh dims, but the mesh has {len(context.mesh_dims)}")
         for placement in layout.placements:
             parse_placement(str(placement))
         layouts.append(layout)
@@ -143,7 +143,7 @@ def try_once(run: "OperatorRun", planner: str) -> None:
 
 
 class OperatorRun:
-    """Run forward, then the gradients of the inputs for a given gradient of the result in the result's layout."""
+    """Forward of an operator, then backward from a given gradient in the layout of the result."""
 
     def __init__(self, call: Callable[..., Any], leaves: Sequence[Any], gradient: torch.Tensor) -> None:
         self._call, self._leaves, self._whole_gradient = call, leaves, gradient
@@ -165,7 +165,7 @@ class OperatorRun:
 
 
 def _gradient_like(result: Any, whole: torch.Tensor) -> Any:
-    """Return the gradient of a result in the layout that a following operator without redistribution would produce."""
+    """Return the result's gradient in the layout that a next operator without redistribution would produce."""
     if not isinstance(result, DTensor):
         return whole.to(result.device)
     mesh, placements = result.device_mesh, _reduced(result)
@@ -218,7 +218,7 @@ def _part_difference(what: str, got: Any, expected: torch.Tensor) -> str | None:
     allowed = TOLERANCES.get(expected.dtype, TOLERANCE_OF_OTHERS) * max(largest, torch.finfo(torch.float32).tiny)
     if math.isfinite(error) and error <= allowed:
         return None
-    return f"{what} differs from one device by {error:.1e}; {allowed:.1e} was allowed"
+    return f"{what} differs from one device's by {error:.1e} (relative); {allowed:.1e} is allowed"
 
 
 def _row_fields(run: OperatorRun, issued: Sequence[Communication], context: RankContext) -> dict[str, Any]:
@@ -246,13 +246,13 @@ def _row_fields(run: OperatorRun, issued: Sequence[Communication], context: Rank
 def _laid(tensor: Any) -> str:
     if not isinstance(tensor, DTensor):
         return "whole"
-    # The text of a masked Partial includes its shape, which is not part of the placement.
+    # The text of a masked Partial includes a shape, which is not part of the placement.
     texts = (str(placement).partition(", ") for placement in tensor.placements)
     return "".join(f"{text})" if more else text for text, more, _ in texts)
 
 
 def _payment(issued: Communication) -> str:
-    """`S(0)R->RR: all_gather dp_shard`; requested redistributions are marked."""
+    """`S(0)R->RR: all_gather dp_shard`; requested redistributions have a mark."""
     moved = f"{issued.redistribution}: " if issued.redistribution else ""
     mark = " (explicit)" if issued.explicit else ""
     return f"{moved}{issued.kind} {issued.mesh_dim}{mark}"

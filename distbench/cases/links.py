@@ -1,8 +1,8 @@
 """Links between ranks: pairs in rounds, groups of each mesh dim, and computing on each rank alone.
 
-All ranks compute at once, as in training, on accelerators and on hosts with a CPU for each thread; then they share the
+All ranks compute at once, as in training, on accelerators and on hosts with a CPU per thread, where ranks share the
 host's power and heat. With fewer CPUs than threads, only as many ranks compute at a time as have their own CPUs.
-Otherwise every rank would be as slow as the slowest one.
+Otherwise every rank would be as slow as the slowest rank.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ from distbench.redistribute.expected_shards import tagged
 from distbench.spec import Scenario
 from distbench.spec.devices import is_accelerator
 
-# TCP segments that this rank's connections sent and retransmitted: a lossy link may be fast, and only this shows loss.
+# TCP segments that this rank's connections sent and retransmitted: a lossy link may be fast, and only these counts show
+# loss.
 #
 # The kernel counts retransmissions per network namespace and per connection, not per interface. A connection's counts
 # are in its `struct tcp_info` (Linux 4.2 or newer, linux/tcp.h); its local address belongs to one interface.
@@ -53,7 +54,7 @@ SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
 
 
 def segments_so_far() -> Segments | None:
-    """Return the counts of this process's open connections by interface; None if the system has no such counts."""
+    """Return TCP segment counts of this process's open connections by interface; None if the system has no counts."""
     if not hasattr(socket, "TCP_INFO"):
         return None
     interfaces = _interface_addresses()
@@ -73,7 +74,7 @@ def segments_so_far() -> Segments | None:
 
 
 def _interface_addresses() -> dict[str, str]:
-    """Map each IPv4 address to the name of its interface. An IPv6 address stays as it is."""
+    """Map each IPv4 address to the name of its interface. IPv6 addresses are absent."""
     names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
@@ -93,10 +94,10 @@ class LinkRound(NamedTuple):
 def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
     """Return rounds with every pair of ranks once; `hosts` has each rank's host.
 
-    If all hosts have the same even number of ranks, and there is one host or an even number, a round has pairs of one
-    level, all ranks take part, and N ranks need N - 1 rounds. Pairs between two hosts then share the hosts' links with
-    the same number of other pairs in each round. Otherwise levels may mix, and an odd number of ranks takes N rounds
-    with one waiting rank each.
+    With one host or an even number of hosts, each with the same even number of ranks, N ranks need N - 1 rounds. Each
+    round then has pairs of one level and includes all ranks, and each pair between two hosts shares the hosts' links
+    with the same number of other pairs in every round. Otherwise a round may have several levels, and an odd number N
+    of ranks needs N rounds with one waiting rank per round.
     """
     ranks_of: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -133,7 +134,7 @@ def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tupl
 
 
 def tournament(num_players: int) -> list[Pairs]:
-    """Return rounds in which each player meets each other once (circle method): n - 1 rounds if n is even, else n.
+    """Return rounds in which each two players meet once (circle method): n - 1 rounds if n is even, else n.
 
     Source: E. Lucas, "Recreations mathematiques" (1883), volume 2; the schedule of a round-robin tournament.
     """
@@ -150,7 +151,7 @@ def tournament(num_players: int) -> list[Pairs]:
 
 @dataclass
 class Bursts:
-    """Number of products of `size` rows and columns per burst: the same on every rank and in every case of a launch."""
+    """Number of products of `size` rows and columns per burst; the number is equal on all ranks and in all cases."""
 
     size: int
     seconds: float  # of a burst on the median rank
@@ -158,11 +159,11 @@ class Bursts:
     num_products: int = 0
 
     def settle(self, product: "Product", context: RankContext) -> int:
-        """Measure the number once; collective, one group of ranks after the other."""
+        """Measure the number once, one group of ranks after the other; all ranks must call this together."""
         if not self.num_products:
             own_s = 0.0
             for ranks in self.turns:
-                context.gather(None)  # begins when the previous group has ended
+                context.gather(None)  # starts when the previous group has ended
                 if context.rank in ranks:
                     own_s = product.seconds_of_one()
             middle_s = statistics.median(context.gather(own_s))
@@ -183,7 +184,7 @@ class Product:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all three matrices."""
+        """Return the bytes of all three matrices."""
         return 3 * self._got.nbytes
 
     def multiply(self, count: int) -> None:
@@ -192,7 +193,7 @@ class Product:
             torch.mm(self._left, self._right, out=self._got)
 
     def seconds_of_one(self) -> float:
-        """Return the minimum of a few times, after one untimed product."""
+        """Return the shortest of a few times in seconds, after one untimed product."""
         times_s = []
         for _ in range(TRIES + 1):
             synchronize(self._device)
@@ -203,7 +204,7 @@ class Product:
         return max(min(times_s[1:]), 1e-6)
 
     def difference(self) -> str | None:
-        """Return the problem of the product, None if it is correct.
+        """Return the problem of the product; None if the product is correct.
 
         The product applied to a vector must equal its factors applied one after the other (R. Freivalds, "Probabilistic
         machines can use less running time", 1977).
@@ -261,7 +262,7 @@ def _opened_turn(ranks: tuple[int, ...], bursts: Bursts, context: RankContext) -
 
 def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """Yield the cases of each `Links`: two per round of pairs (a small and a large message), one per mesh dim with
-    several groups, and those of each rank's computing. Cases run in a new order in each pass.
+    several groups, and one per group of ranks that compute at the same time. Cases run in a new order in each pass.
     """
     for links in scenario.links:
         kind = context.device.type
@@ -318,7 +319,8 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
         return None if partner is None else first_difference(got.cpu(), _tag(partner, numel))
 
     fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
-    # Waiting ranks of this round take part in the start: NCCL creates a communicator when all ranks of a group call it.
+    # Waiting ranks of this round also take part here, since NCCL creates a communicator when all ranks of a group call
+    # it.
     yield OpenedCase(
         lambda _: exchange(),
         check,
@@ -336,7 +338,7 @@ def _segments_since(before: Segments | None, context: RankContext) -> dict[str, 
     if now is not None and before is not None:
         for interface, (sent, again) in now.items():
             sent_before, again_before = before.get(interface, (0, 0))
-            # The counts of a connection that was closed meanwhile are lost.
+            # The counts of a connection that has since been closed are lost.
             now[interface] = max(sent - sent_before, 0), max(again - again_before, 0)
     by_rank = context.gather(now)
     return {} if None in by_rank else {"tcp_segments": by_rank}
@@ -365,7 +367,7 @@ def _group_case(mesh_dim: str, size_bytes: int, hosts: list[str], context: RankC
 @contextlib.contextmanager
 def _open_group(mesh_dim: str, numel: int, context: RankContext) -> Iterator[OpenedCase]:
     group, size = context.mesh.get_group(mesh_dim), context.size(mesh_dim)
-    summed = torch.zeros(numel, device=context.device)  # whose repeated sums stay finite
+    summed = torch.zeros(numel, device=context.device)  # zeros, so that repeated sums stay finite
 
     def check() -> str | None:
         summed.fill_(1.0)

@@ -1,7 +1,7 @@
 """Check that an optimizer on sharded parameters computes the same as on one device: the allowed error, likely causes.
 
-All ranks step it with one device's gradients, so rounding of the gradients, which Adam would turn into whole updates,
-does not count.
+All ranks step the optimizer with one device's gradients, so rounding of the gradients, which Adam would turn into whole
+updates, does not count.
 """
 
 import math
@@ -48,11 +48,11 @@ from distbench.torch_private import around_backward, each_operator, tensors_in
 
 # Units in a tensor's last place: torch's kernels may round an operator differently on a shard.
 UNITS = 2
-# Relative error allowed to statistics of a batch, which forward rounds.
+# Allowed relative error of batch statistics, which forward rounds.
 STATISTICS_TOLERANCE = 1e-3
 TIMES_ROUNDING = 3.0
 NUM_DRAWS = 2
-# Elements that are shared at once, unless one tensor has more.
+# Elements that are shared at once; a tensor with more is shared alone.
 BUCKET = 4_000_000
 # Relative, to identify a cause; decay also applies to what the steps add, and a wrong part moves with each step.
 CLOSE, DECAY_CLOSE, PART_CLOSE = 1e-2, 5e-2, 0.1
@@ -63,7 +63,7 @@ class Signs:
     """Properties of a rank's wrong tensor that identify a cause."""
 
     is_unchanged: bool = False
-    is_permuted: bool = False  # the right values in other places
+    is_permuted: bool = False  # right values in other places
     other_part: tuple[int, ...] | None = None  # index along each mesh dim of the rank whose values these are
     scale: float | None = None  # its change is this multiple of the expected one
     decay: float | None = None  # it is off by this multiple of its own value
@@ -71,7 +71,7 @@ class Signs:
 
 @dataclass(frozen=True)
 class Change:
-    """Largest absolute values of a tensor: its error, its expected value, its expected change; its dtype's eps."""
+    """Largest absolute error, expected value and expected change of a tensor, and the eps of its dtype."""
 
     apart: float
     size: float
@@ -80,12 +80,12 @@ class Change:
     signs: Signs | None = None
 
     def allowed(self, tolerance: float) -> float:
-        """Return the absolute error that needs no measurement of rounding."""
+        """Return the absolute error that is allowed without a measurement of rounding."""
         return UNITS * self.eps * self.size + tolerance * self.moved
 
     @property
     def is_known(self) -> bool:
-        """Return whether its error is a number."""
+        """Return whether the error is finite."""
         return math.isfinite(self.apart)
 
 
@@ -95,7 +95,7 @@ def label_kind(label: str) -> str:
 
 
 class OptimizerCheck:
-    """The check of an optimizer's steps: collective, after backward, each rank with one device's gradients."""
+    """Check of an optimizer's steps with one device's gradients; all ranks call the check after backward."""
 
     def __init__(
         self, step: TrainingStep, scenario: Scenario, context: RankContext, reference: Reference, tolerance: float
@@ -104,10 +104,10 @@ class OptimizerCheck:
         self._tolerance = tolerance
         self._parameters: dict[str, Any] = dict(as_built(step.model, reference.built))
         self.counters: dict[str, Any] = {}
-        self.differences: list[dict[str, Difference]] = []  # of gradients after each backward of a step of the user's
+        self.differences: list[dict[str, Difference]] = []  # of gradients after each backward of the user's own step
 
     def __call__(self) -> str | None:
-        """Return the problem as a sentence; None if the steps are right, or cannot be compared."""
+        """Return the problem as a sentence; None if the steps are correct or cannot be compared."""
         context, states = self._context, self._run()
         is_random = any(not torch.equal(*pair) for pair in zip(*states, strict=True))
         trained, shared = self._trained(), self._shared_facts()
@@ -250,7 +250,7 @@ class OptimizerCheck:
         return digests
 
     def _judged(self, changes: Sequence[Mapping[str, Change]], shared: "Facts") -> tuple[str, str] | None:
-        """Return the label of the tensor farthest above its limit, a parameter if one is, and a sentence."""
+        """Return the label of the tensor farthest above its limit, parameters first, and a sentence on it."""
         labels = dict.fromkeys(label for each in changes for label in each)
         merged = {label: _merged([each[label] for each in changes if label in each]) for label in labels}
         allowed = {
@@ -294,8 +294,8 @@ class OptimizerCheck:
         steps = "the step" if isinstance(self._step, UserStep) else f"{NUM_STEPS} optimizer steps"
         begin = f"after {steps}, {worst}"
         if not change.is_known:
-            return worst, f"{begin} cannot be compared with one device's: of another shape, or not a number"
-        error = f"is {change.apart / unit:.2e} (relative to its {relative_to}) off one device's"
+            return worst, f"{begin} has another shape than one device's, or is not a number"
+        error = f"differs from one device's by {change.apart / unit:.2e} (relative to its {relative_to})"
         return worst, f"{begin} {error}; {bound / unit:.0e} is allowed, {reasons[worst]}"
 
     @property
@@ -318,7 +318,7 @@ class OptimizerCheck:
     def _of_tensors(
         self, worst: str, trained: Mapping[str, Trained], changes: Sequence[Mapping[str, Change]]
     ) -> Iterator[str]:
-        """Yield what the wrong tensors look like; collective."""
+        """Yield likely causes by the pattern of the wrong tensors; all ranks must call this together."""
         wrong = [{label: change.signs for label, change in each.items() if change.signs} for each in changes]
         yield from of_signs(worst, wrong)
         is_local = all(self._context.gather(self._is_of_shards(trained, changes[self._context.rank], wrong)))
@@ -326,15 +326,15 @@ class OptimizerCheck:
         yield from of_scales(wrong, self._context.gather(norm), is_local)
         if is_local:
             yield (
-                "each rank computes what the same optimizer computes of its shards alone, such as a norm, a factored "
-                "second moment or a product of matrices; compute it of DTensors, or gather the shards first"
+                "each rank's optimizer treats its shards as whole tensors, for example in a norm, a factored second "
+                "moment or a product of matrices; compute with DTensors, or gather the shards first"
             )
         yield from of_decay(worst, wrong)
 
     def _is_of_shards(
         self, trained: Mapping[str, Trained], changes: Mapping[str, Change], wrong: Sequence[Mapping[str, Signs]]
     ) -> bool:
-        """Return whether this rank's wrong tensors equal those of the same optimizer of its shards as plain tensors."""
+        """Return whether this rank's wrong tensors equal the same optimizer's on the shards as plain tensors."""
         if isinstance(self._step, UserStep):
             return False
         shards = nn.Module()
@@ -361,7 +361,7 @@ class OptimizerCheck:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of one device's steps, on every rank."""
+    """Results of one device's steps that every rank needs."""
 
     shapes: list[tuple[str, tuple[int, ...]]]
     options: dict[str, dict[str, Any]]
@@ -372,9 +372,10 @@ class Facts:
 def measured_rounding_of_steps(
     scenario: Scenario, context: RankContext, reference: Reference, scale: float
 ) -> tuple[dict[str, float], str]:
-    """Step once more with each gradient and parameter moved by one unit in the last place that the optimizer has.
+    """Step again, with each gradient and parameter moved by one unit in its last place.
 
-    Returns the largest difference of each tensor, over some draws, and the method.
+    A unit is that of the optimizer's least precise dtype. Returns the largest difference of each tensor over several
+    random draws, and the method.
     """
     assert reference.stepped is not None
     rounding: dict[str, float] = {}
@@ -418,7 +419,7 @@ def _own_step_rounded(
     eps: float,
     generator: torch.Generator,
 ) -> dict[str, Trained]:
-    """Run the user's own step on one device, its gradients after each backward those of before, each moved."""
+    """Run the user's own step on one device; after each backward, set the earlier gradients, each moved."""
     turns = count()
 
     def give() -> None:
@@ -452,7 +453,7 @@ def of_options(expected: Mapping[str, Any], by_rank: Sequence[Mapping[str, Any]]
                     return
         for name in sorted(expected.keys() - options.keys() if len(options) else ()):
             if len(by_rank) and all(name not in each for each in by_rank):
-                yield f"no parameter group of the parallel model has {name}, and one device's has"
+                yield f"one device has {name} in a parameter group, but the parallel model does not"
                 return
 
 
@@ -460,27 +461,27 @@ def of_random(is_random: Sequence[bool]) -> Iterator[str]:
     """Report an optimizer that draws random numbers on ranks."""
     if any(is_random):
         yield (
-            f"the optimizer draws random numbers on rank {list(is_random).index(True)}, and not on one device; draw "
+            f"the optimizer draws random numbers on rank {list(is_random).index(True)}, but not on one device; draw "
             "them from a generator with the same seed on every rank"
         )
 
 
 def of_differing_bits(digests_by_rank: Sequence[Mapping[Any, str]], what: str = "values") -> Iterator[str]:
-    """Compare the bits of tensors of which several ranks hold the same part."""
+    """Compare the bits of tensors that have the same part on several ranks."""
     first: dict[Any, tuple[int, str]] = {}
     for rank, digests in enumerate(digests_by_rank):
         for key, digest in digests.items():
             first_rank, first_digest = first.setdefault(key, (rank, digest))
             if digest != first_digest:
                 yield (
-                    f"ranks {first_rank} and {rank} hold the same part of {key[0]} with {what} that differ, so "
-                    "that the copies drift apart; compute equal values, or share them by a collective"
+                    f"ranks {first_rank} and {rank} hold the same part of {key[0]} with different {what}, so the "
+                    "copies drift apart; compute equal values, or share them by a collective"
                 )
                 return
 
 
 def of_signs(worst: str, wrong: Sequence[Mapping[str, Signs]]) -> Iterator[str]:
-    """Report tensors that are unchanged, in another place, or of another step count."""
+    """Report tensors that are unchanged, have values of another place, or have another step count."""
     for label in dict.fromkeys([worst, *(label for signs in wrong for label in signs)]):
         here = [(rank, signs[label]) for rank, signs in enumerate(wrong) if label in signs]
         if unchanged := [rank for rank, signs in here if signs.is_unchanged]:
@@ -495,13 +496,13 @@ def of_signs(worst: str, wrong: Sequence[Mapping[str, Signs]]) -> Iterator[str]:
                 name = label.rpartition(" of ")[2]
                 yield (
                     f"the optimizer's step count of {name} on rank {rank} is {each.scale:g} times one device's; step "
-                    "once per step"
+                    "the optimizer once per training step"
                 )
                 return
 
 
 def of_scales(wrong: Sequence[Mapping[str, Signs]], norms: Sequence[float], is_local: bool) -> Iterator[str]:
-    """Report updates that differ from one device's by one factor per rank; `norms` are of each rank's gradients."""
+    """Report updates that differ from one device's by one factor per rank; `norms` has each rank's gradient norm."""
     by_kind: dict[str, list[float]] = {}
     for kind in dict.fromkeys(label_kind(label) for signs in wrong for label in signs):
         scales = [[each.scale for label, each in signs.items() if label_kind(label) == kind] for signs in wrong]
@@ -522,12 +523,13 @@ def of_scales(wrong: Sequence[Mapping[str, Signs]], norms: Sequence[float], is_l
     )
     if is_local or is_by_norm:
         yield (
-            f"each rank clips or scales by the norm of its own shards: its changes are one device's times {text}; use "
+            "each rank clips or scales by the norm of its own shards, which multiplies one device's changes by "
+            f"{text}; use "
             "clip_grad_norm_ of the DTensors, or sum the squares over ranks"
         )
     else:
         yield (
-            f"all changes are one device's times one factor ({text}), such as a learning rate, a loss scale, a "
+            f"all changes are one device's multiplied by one factor ({text}), such as a learning rate, a loss scale, a "
             "clipping coefficient, a momentum or a second step; compute the same value on every rank as on one device"
         )
 
@@ -541,12 +543,12 @@ def _factor(scales: Sequence[float | None]) -> float | None:
 
 
 def of_decay(worst: str, wrong: Sequence[Mapping[str, Signs]]) -> Iterator[str]:
-    """Report a tensor that is off by a multiple of itself."""
+    """Report a tensor whose error is a multiple of its values."""
     decay = next((signs[worst].decay for signs in wrong if worst in signs), None)
     if decay is not None:
         yield (
-            f"{worst} is off by {decay:.2g} times its own value: weight decay applies to it on the ranks or on one "
-            "device alone; choose its parameter group by name, not by the shape of a shard"
+            f"{worst} is off by {decay:.2g} times its own value, since weight decay applies either on the ranks or on "
+            "one device; choose parameter groups by name, not by the shape of a shard"
         )
 
 
@@ -556,7 +558,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _multiple(tensor: torch.Tensor, of: torch.Tensor, close: float, noise: float) -> float | None:
-    """Return the factor between two tensors, but for noise of that norm; None without such a factor."""
+    """Return the factor between two tensors up to noise of norm `noise`; None without a factor."""
     square, norm = float(of.square().sum()), float(tensor.norm())
     if not square or not norm:
         return 0.0 if square and not norm else None

@@ -65,7 +65,7 @@ def ordered_layouts(mesh_ndim: int, tensor_ndim: int) -> Iterator[Layout]:
 
 
 def strided(layout: Layout, mesh_shape: Sequence[int]) -> Layout:
-    """Return the same layout with strided shards instead of shard orders, as FSDP2 over TP writes it.
+    """Return the same layout with strided shards instead of shard orders, as in FSDP2 over TP.
 
     A mesh dim's split factor is the product of the mesh dims to its right that shard the same tensor dim before it.
     """
@@ -90,16 +90,16 @@ def undecodable_layouts(mesh_shape: Sequence[int], tensor_ndim: int, factor: int
 
 
 def groups_of(suite: str, mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Return all pairs of a suite, in groups that are sampled separately so that rare kinds are never left out.
+    """Return all pairs of a suite, in groups that are sampled separately so that every kind of pair is included.
 
-    Empty if the mesh is too small for the suite. The full tensor has about `numel` elements; suites on awkward shapes
-    choose their own.
+    The list is empty if the mesh is too small for the suite. Full tensors have about `numel` elements, except in suites
+    of uneven shapes.
     """
     return [group for group in SUITES[suite](mesh_shape, numel) if group]
 
 
 def cube(numel: int, ndim: int, multiple: int) -> tuple[int, ...]:
-    """Return the shape nearest to `numel` elements whose sides are equal and divisible by `multiple`."""
+    """Return the shape of about `numel` elements with equal sides that are divisible by `multiple`."""
     side = max(round(numel ** (1 / ndim) / multiple), 1) * multiple
     return (side,) * ndim
 
@@ -159,7 +159,7 @@ def _shard_orders(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 
 def _uneven(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Tensor dims that the mesh does not divide, sharded once and twice, and those with fewer elements than ranks."""
+    """Pairs on tensor dims that the mesh does not divide, sharded once and twice, or with fewer elements than ranks."""
     ranks = math.prod(mesh_shape)
     side = cube(numel, 2, ranks)[0] + 1
     shapes = [(ranks + 1,), (2 * ranks + 1, 3), (ranks + 1, 3, 2), (side, side), (max(ranks - 1, 1),), (1, ranks + 1)]
@@ -182,7 +182,7 @@ def _states(pair: Pair) -> list[State]:
 def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     """Pairs that torch may move in one collective over the flattened mesh: all mesh dims change in the same way.
 
-    The first group is one that torch computes wrongly (F1): an undivided tensor dim, sharded by several mesh dims and
+    torch computes the first group wrongly (F1): several mesh dims shard an undivided tensor dim, which is then
     gathered.
     """
     ranks = math.prod(mesh_shape)
@@ -226,10 +226,10 @@ SUITES: dict[str, Callable[[tuple[int, ...], int], list[Group]]] = {
 
 
 def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...], seed: str) -> list[Pair]:
-    """Return every pair, or at most `max_pairs`: one of each class of equal pairs first, from each group in turn.
+    """Return every pair, or at most `max_pairs` from each group in turn, first one pair per class of equal pairs.
 
     Two pairs are equal if they differ only by the names of mesh dims of one size, and of tensor dims of one size.
-    0 as `max_pairs` means all pairs; the seed must be the same on every rank.
+    `max_pairs` 0 means all pairs. The seed must be equal on all ranks.
     """
     if not max_pairs or sum(map(len, groups)) <= max_pairs:
         return [pair for group in groups for pair in group]
@@ -254,7 +254,7 @@ def _drawn(group: Group, mesh_shape: tuple[int, ...], draw: random.Random) -> It
 
 
 def class_of(pair: Pair, mesh_shape: tuple[int, ...]) -> object:
-    """A key that is equal for pairs that differ only by renaming; a pair with strided shards is its own class."""
+    """Return a key that is equal for pairs that differ only in names of dims; pairs with strided shards are unique."""
     if pair.source.is_strided or pair.target.is_strided:
         return str(pair), pair.shape
     images = [
@@ -266,7 +266,7 @@ def class_of(pair: Pair, mesh_shape: tuple[int, ...]) -> object:
 
 
 def _renamings(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return every permutation of dims that keeps their sizes in place."""
+    """Return every permutation of dims that leaves the sizes unchanged."""
     permutations = itertools.permutations(range(len(sizes)))
     return [names for names in permutations if tuple(sizes[name] for name in names) == sizes]
 
@@ -281,9 +281,9 @@ def _renamed(state: State, mesh_names: tuple[int, ...], tensor_names: tuple[int,
 
 @dataclass(frozen=True)
 class Experiment:
-    """One case; `native` runs all-to-alls unchanged on CPU, and the context is created when the case opens.
+    """One pair and planner of a case; `native` runs all-to-alls unchanged on CPU.
 
-    `measured` has results of its first opening, which later openings need not measure again.
+    `context` is called when the case opens. `measured` has results of the first opening for later openings.
     """
 
     pair: Pair
@@ -295,7 +295,7 @@ class Experiment:
 
     @property
     def full(self) -> torch.Tensor:
-        """Return the value that moves."""
+        """Return the full tensor to redistribute."""
         return tagged(self.pair.shape, TORCH_DTYPES[self.dtype])
 
 
@@ -305,7 +305,7 @@ FieldsOf = Callable[[Experiment, PlannedRedistribution, RankContext], dict[str, 
 def _case_spec(
     experiment: Experiment, suite: str = "", more: Mapping[str, Any] | None = None, open_case: Any = None
 ) -> CaseSpec:
-    """The case of an experiment, in a suite of the planner study if any, with extra parameters and its opener."""
+    """Return the case of an experiment with its opener, for a suite of the planner study if given."""
     pair, dtype, native = experiment.pair, experiment.dtype, experiment.native
     how = f"{experiment.planner}{NATIVE}" if native else experiment.planner
     params = {
@@ -323,7 +323,7 @@ def _case_spec(
 
 
 def row_fields(experiment: Experiment, planned: PlannedRedistribution, context: RankContext) -> dict[str, Any]:
-    """Return a redistribution's row without its times; the lower bound is set if neither side has a Partial."""
+    """Return the row of a redistribution without times; the lower bound is set if neither side has a Partial."""
     pair = experiment.pair
     problem = Problem(context.mesh_shape, pair.shape, TORCH_DTYPES[experiment.dtype].itemsize)
     before, after = pair.source.state, pair.target.state
@@ -379,7 +379,7 @@ def opened(
 
 @contextlib.contextmanager
 def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[PlannedRedistribution]:
-    """Plan an experiment's redistribution, and keep its settings of torch active until it has been timed."""
+    """Plan an experiment's redistribution; the planner's torch settings stay active until the case has been timed."""
     pair, full, planning_s = experiment.pair, experiment.full, experiment.measured.get("planning_s")
     before, after = pair.source.state, pair.target.state
     source, target = dtensor_under(full, pair.source, context), torch_placements(pair.target)
@@ -398,9 +398,9 @@ def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[Plann
 
 
 def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankContext) -> str | None:
-    """Return the problem of this rank's local result of moving `full`; None if it is correct.
+    """Return the error in this rank's local result of redistributing `full`; None if the result is correct.
 
-    Parts of a Partial target are first reduced, one mesh dim at a time, so all ranks must call this together.
+    Parts of a Partial target are first reduced, one mesh dim at a time, so all ranks must call this function together.
     """
     for mesh_dim, placement in enumerate(pair.target.placements):
         if placement.reduce_op:
@@ -420,7 +420,7 @@ def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankC
 def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """Yield one case per pair and planner; the planners of a pair are adjacent, in random order.
 
-    Raises UserError for an unknown planner, dtype or placement, or a pair of another length than the mesh.
+    Raises UserError for an unknown planner, dtype or placement, or a pair whose length differs from the mesh's.
     """
     order = random.Random(context.seed)
     for sweep in scenario.redistributions:
@@ -436,7 +436,7 @@ def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[C
 
 
 def planners_of(sweep: Redistributions, pair: Pair, profile: Profile | None) -> list[str]:
-    """The requested planners, else torch's and with a profile also distbench's; direct for supported pairs only."""
+    """Return the requested planners, else torch's and, with a profile, distbench's; direct for supported pairs only."""
     if sweep.planners:
         return list(sweep.planners)
     ours = [] if profile is None else ["calibrated"] if pair.target.has_partial else ["calibrated", "direct"]
@@ -446,7 +446,9 @@ def planners_of(sweep: Redistributions, pair: Pair, profile: Profile | None) -> 
 def _check_placements(placements: tuple[str, ...], shape: tuple[int, ...], context: RankContext) -> None:
     if len(placements) != len(context.mesh_dims):
         text = "".join(placements)
-        raise UserError(f"placements {text} have {len(placements)} mesh dims, the mesh has {len(context.mesh_dims)}")
+        raise UserError(
+            f"placements {text} have {len(placements)} mesh dims, but the mesh has {len(context.mesh_dims)}"
+        )
     for text in placements:
         if getattr(parse_placement(text), "dim", 0) >= len(shape):
             raise UserError(f"placement {text} shards a tensor dim that shape {shape} does not have")
@@ -455,7 +457,7 @@ def _check_placements(placements: tuple[str, ...], shape: tuple[int, ...], conte
 def laboratory_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """Yield one case per pair and planner; the planners of a pair are adjacent, in random order.
 
-    Raises UserError for an unknown suite, planner or dtype, or calibrated without a profile.
+    Raises UserError for an unknown suite, planner or dtype, or planner calibrated without a profile.
     """
     order = random.Random(context.seed)
     for lab in scenario.laboratories:
@@ -479,9 +481,9 @@ def laboratory_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
 
 
 def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
-    """Return a function for the context on a mesh that also has a flattened mesh, with its own groups.
+    """Return a function for the context on a mesh that also has a flattened mesh with separate groups.
 
-    All ranks make that mesh when its first case opens, so that no other case uses a flattened mesh.
+    All ranks create that mesh when its first case opens, so that no other case uses a flattened mesh.
     """
 
     @cache
@@ -494,7 +496,7 @@ def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
 
 
 def pairs_of(lab: Laboratory, mesh_shape: tuple[int, ...], seed: int) -> list[Pair]:
-    """Return the pairs of a suite at all of its sizes; the same choice at each size and on each rank."""
+    """Return the pairs of a suite at all of its sizes, with the same pairs at each size and on each rank."""
     sizes = lab.sizes_bytes if lab.suite in AT_EVERY_SIZE else lab.sizes_bytes[:1]
     pairs: list[Pair] = []
     for size_bytes in sizes:
@@ -504,10 +506,11 @@ def pairs_of(lab: Laboratory, mesh_shape: tuple[int, ...], seed: int) -> list[Pa
 
 
 def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[str]:
-    """Return the planners that can move a pair: the requested ones, or all.
+    """Return the requested planners, or all planners, that can redistribute a pair.
 
-    calibrated needs a profile; direct makes no Partial and has no backward; neither supports strided shards without an
-    equal shard order. torch plans those greedily with any setting, and they may abort ranks, so they run once.
+    calibrated requires a profile; direct produces no Partial and has no backward. Neither supports strided shards
+    without an equal shard order. torch plans such pairs greedily with any setting, and may abort ranks, so such pairs
+    run once.
     """
     decodable = pair.source.state is not None
     able = {
@@ -520,7 +523,7 @@ def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[s
 
 @contextlib.contextmanager
 def _open_backward(experiment: Experiment) -> Iterator[OpenedCase]:
-    """Time the redistribution of the gradient: from the target back to the source, a Partial as a replica."""
+    """Time the redistribution of the gradient from the target back to the source, with each Partial as a replica."""
     context, pair, full = experiment.context(), experiment.pair, experiment.full
     placements = (Placement() if placement.reduce_op else placement for placement in pair.source.placements)
     back = Layout.of(format_placements(placements), len(pair.shape))

@@ -1,7 +1,7 @@
-"""The same step on one device: its difference from the parallel step, and the effect of rounding on it.
+"""The same step on one device: the parallel step's difference from it, and its rounding error.
 
-Only rank 0 computes it. Gradients leave its device as backward finishes them, and are shared and compared one at a
-time, so that no other rank ever holds more than one of them.
+Only rank 0 computes the step on one device. Gradients leave its device as backward finishes them, and are shared and
+compared one at a time, so that other ranks never have more than one gradient.
 """
 
 import math
@@ -39,7 +39,7 @@ from distbench.torch_private import around_backward, no_collectives, reduction_d
 
 Collect = Callable[[str, torch.Tensor], None]
 F32 = torch.float32
-# FSDP's units: the name that each had in the model as it was built, and its mixed precision policy; deepest first.
+# FSDP's units, deepest first: each unit's name in the model as built, and its mixed precision policy.
 Units = Sequence[tuple[str, Any]]
 # torch has no public name for their common base.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -52,21 +52,22 @@ class Reference:
     shapes: dict[str, torch.Size]  # by name, the full shape of every parameter
     built: Blueprint
     loss: float = 0.0
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # full, of the parameters that have one
-    output: torch.Tensor | None = None  # of the global batch, where it is one tensor
-    is_random: bool = False  # whether it drew random numbers
-    values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
-    computed_in: torch.dtype = torch.float32  # the least precise dtype of its modules' outputs, such as under autocast
-    batch: Any = None  # the global one
-    stepped: "Stepped | None" = None  # after the optimizer's steps, where they were requested
-    backwards: Sequence[Mapping[str, torch.Tensor]] = ()  # gradients after each backward of a step of the user's own
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # full gradients of the parameters that have any
+    output: torch.Tensor | None = None  # of the global batch, if the output is one tensor
+    is_random: bool = False  # whether the step drew random numbers
+    values: Mapping[str, torch.Tensor] | None = None  # of parameters, if the scenario sets them
+    computed_in: torch.dtype = torch.float32  # the least precise dtype of modules' outputs, such as under autocast
+    batch: Any = None  # the global batch
+    stepped: "Stepped | None" = None  # after the optimizer's steps, if requested
+    backwards: Sequence[Mapping[str, torch.Tensor]] = ()  # gradients after each backward of the user's own step
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """Tensors after the optimizer's steps on one device, by label, on the CPU; `why_not` if they are not known.
+    """Tensors after the optimizer's steps on one device, by label, on the CPU; `why_not` is the reason if there are no
+    tensors.
 
-    Frozen parameters that keep their values are left out.
+    Unchanged frozen parameters are left out.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -77,12 +78,12 @@ class Stepped:
 
 @dataclass(frozen=True)
 class OneStep:
-    """A step on one device; `output` where that is one tensor, `is_random` where it drew random numbers."""
+    """A step on one device; `output` is set if it is one tensor, and `is_random` if the step drew random numbers."""
 
     loss: float
     output: torch.Tensor | None
     is_random: bool
-    made: Any = None  # the optimizers of a step of the user's own
+    made: Any = None  # the optimizers of the user's own step
 
 
 def reference_of(
@@ -93,10 +94,10 @@ def reference_of(
     built: Blueprint | None = None,
     gradient_scale: float | None = None,
 ) -> Reference:
-    """Compute the step on rank 0's device; nothing stays there. Forward-only steps keep no activations.
+    """Compute the step on rank 0's device, and free the device's memory. Forward-only steps save no activations.
 
-    `values` are the parameters' where the scenario sets them itself; `built` is the model on the meta device, if there
-    is one that no plan has changed. With a `gradient_scale` the optimizers get gradients times it, and step.
+    `values` are those of the parameters if the scenario sets them; `built` is the model on the meta device, unless a
+    plan has changed that model. With a `gradient_scale` the optimizers step with gradients times the scale.
     """
     assert scenario.build_model is not None
     built = built or blueprint(scenario.build_model, context.seed)
@@ -125,7 +126,7 @@ def reference_of(
     if gradient_scale is not None and scenario.step is None:
         stepped = _stepped(scenario, context, model, built, gradients, gradient_scale, values_before)
     elif gradient_scale is not None and (step.is_random or gradient_scale != 1):
-        stepped = Stepped(why_not="it draws random numbers" if step.is_random else "the plan scales its gradients")
+        stepped = Stepped(why_not="the step draws random numbers" if step.is_random else "the plan scales gradients")
     elif is_stepped:
         trained = trained_tensors(dict(model.named_parameters()), step.made, model)
         stepped = _results(model, built, trained, step.made, values_before)
@@ -154,14 +155,14 @@ def _stepped(
     scale: float,
     values_before: Mapping[str, torch.Tensor],
 ) -> Stepped:
-    """Step the optimizers of a whole model; one that fails on one device is not the step's failure."""
+    """Step the optimizers of a whole model; an optimizer's error on one device is not the step's failure."""
     states = random_states(context.device)
     try:
         trained, made = step_alone(scenario, model, gradients, scale)
     except Exception as error:
         return Stepped(why_not=one_line(error))
     if _differ(states, random_states(context.device)):
-        return Stepped(why_not="it draws random numbers")
+        return Stepped(why_not="the step draws random numbers")
     return _results(model, built, trained, made, values_before)
 
 
@@ -172,7 +173,7 @@ def _results(
     made: Any,
     values_before: Mapping[str, torch.Tensor],
 ) -> Stepped:
-    """Return the tensors that were trained; of buffers, statistics and those that changed."""
+    """Return the trained tensors; of the buffers, only statistics and changed buffers."""
     trained = trained | buffers_of(model, built)
     unchanged = {
         label
@@ -186,7 +187,7 @@ def _results(
 
 
 def reference_of_parts(scenario: Scenario, context: RankContext, whole: Reference, num_parts: int) -> Reference:
-    """Return the reference of a batch in `num_parts` equal parts: the mean of their losses and gradients."""
+    """Return the mean of the losses and gradients of `num_parts` equal parts of the batch, as a reference."""
     if context.rank != 0:
         return whole
     loss, gradients = 0.0, dict[str, torch.Tensor]()
@@ -202,9 +203,9 @@ def reference_of_parts(scenario: Scenario, context: RankContext, whole: Referenc
 
 
 def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Reference) -> str | None:
-    """Return the origin of random numbers in eval mode on one device: a module, else a function of the scenario.
+    """Return the module, else the scenario's function, that draws random numbers in eval mode on one device.
 
-    None if no random numbers are drawn.
+    Return None if the step draws no random numbers.
     """
     model = model_on_device(scenario, context, whole.built, whole.values).eval()
     drawing, entered = list[str](), list[list[torch.Tensor]]()
@@ -262,11 +263,12 @@ def run_step(
     dtype: torch.dtype | None = None,
     after_backward: Callable[[], None] | None = None,
 ) -> OneStep:
-    """Run forward, and backward if gradients are collected; gradients move to the CPU as backward finishes them.
+    """Run forward, and backward if gradients are collected; each gradient moves to the CPU once backward has finished
+    it.
 
-    No other rank takes part, so nothing in it may communicate. It uses a copy of the batch, its floats cast to `dtype`
-    if given. A forward-only scenario returns its output, and 0 for the loss. A step of the user's own runs as a whole;
-    its gradients are those with which each optimizer stepped first, and `after_backward` is called after each backward.
+    No other rank takes part, so the step must not communicate. The batch is copied, with floats cast to `dtype` if
+    given. A forward-only scenario returns an output and the loss 0. The user's own step runs as a whole; the collected
+    gradients are those of each optimizer's first step, and `after_backward` is called after each backward.
     """
     collect = None if scenario.inference else collect
     runs_forward_backward = collect is not None and scenario.step is None
@@ -321,7 +323,7 @@ def _run_user_step(
 
 
 def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
-    """Cast a tensor of floats to a dtype; other values, or with None, are returned unchanged."""
+    """Return a tensor of floats cast to `dtype`; with None, or for other values, return the value unchanged."""
     is_cast = dtype is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.to(dtype) if is_cast else value
 
@@ -336,7 +338,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences of a step from one device's, over all ranks and equal on all ranks; rank 0's notes on the model."""
+    """Largest differences of a step from one device's over all ranks, equal on all ranks, and rank 0's notes on the
+    model.
+    """
 
     mean_loss: float | None
     loss: Difference | None
@@ -359,8 +363,8 @@ def compare(
     """Compare each rank's shards of gradients with the same shards of the reference; return the largest difference.
 
     All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch, None
-    if there is no loss; `output` is the model's output of that part. `gradient_scale` is the factor that the plan
-    applies to gradients; None compares no gradients. With `is_given` each rank then has one device's gradients.
+    if there is no loss; `output` is the model's output for that part. `gradient_scale` is the factor that the plan
+    applies to gradients; None compares no gradients. `is_given` then replaces each rank's gradients by one device's.
     """
     differences = {}
     if gradient_scale is not None:
@@ -392,10 +396,12 @@ def gradient_differences(
     scale: float = 1.0,
     is_given: bool = False,
 ) -> dict[str, Difference]:
-    """Compare this rank's gradients with whole ones on rank 0; with `is_given` then replace them. Collective."""
+    """Compare this rank's gradients with rank 0's whole gradients; with `is_given`, then replace this rank's.
+    Collective.
+    """
     differences = {}
     parameters = as_built(model, reference.built)
-    # In a pipeline each rank holds a part of the gradients, and all ranks take part in sharing each.
+    # In a pipeline each rank has some of the gradients, and all ranks take part in sharing each gradient.
     for name in reference.built.parameters:
         expected = _shared(gradients.get(name), reference.shapes[name], context)
         if name in parameters:
@@ -403,13 +409,13 @@ def gradient_differences(
             differences[name] = _gradient_difference(parameters[name], expected)
             if is_given and parameters[name].grad is not None:
                 _give(parameters[name].grad, expected)
-        # Before the next gradient is made.
+        # Free the memory before the next gradient is shared.
         del expected
     return differences
 
 
 def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
-    """Return rank 0's tensor on every rank's CPU; zeros where rank 0 has none."""
+    """Return rank 0's tensor on every rank's CPU; zeros if rank 0 has no tensor."""
     tensor = torch.zeros(shape, dtype=torch.float32) if tensor is None else tensor
     dist.broadcast(tensor, src=0, group=context.control)
     return tensor
@@ -418,7 +424,7 @@ def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankCont
 def _output_difference(output: torch.Tensor, reference: Reference, context: RankContext) -> Difference:
     index, count = context.index(BATCH_DIMS)
     whole_output, difference = reference.output, Difference(0.0, 0.0)
-    # A part of another shape on one rank could not be shared by the broadcasts below.
+    # If one rank's part had another shape, the broadcasts below would fail.
     shapes = context.gather((tuple(output.shape), None if whole_output is None else tuple(whole_output.shape)))
     if (full := shapes[0][1]) is not None and any(shape != (full[0] // count, *full[1:]) for shape, _ in shapes):
         return Difference(math.inf, 0.0)
@@ -445,9 +451,9 @@ def _gradient_difference(parameter: Any, expected: torch.Tensor) -> Difference:
 
 
 def _give(gradient: Any, expected: torch.Tensor) -> None:
-    """Replace this rank's part of a gradient by its part of the whole one."""
+    """Replace this rank's part of a gradient by the same part of the whole gradient."""
     if placements := getattr(gradient, "placements", ()):
-        # A pending sum has all of it on the first rank.
+        # A pending sum has the whole value on the first rank.
         places = zip(placements, gradient.device_mesh.get_coordinate(), strict=True)
         is_first = not any(at and each.is_partial() and each.reduce_op == "sum" for each, at in places)
         expected = own_shard(expected, placements, gradient.device_mesh) * is_first
@@ -461,7 +467,7 @@ def _difference(got: torch.Tensor, expected: torch.Tensor, whole: torch.Tensor) 
 
 
 def largest_of(differences: Sequence[Difference]) -> Difference:
-    """Return the largest values of some ranks' differences."""
+    """Return the largest values over several ranks' differences."""
     return Difference(max(each.apart for each in differences), max(each.size for each in differences))
 
 
@@ -481,18 +487,18 @@ class Rounding:
     by: str  # the method, text after "measured by "
     loss: float
     gradients: dict[str, float]
-    output: float  # 0 if it is not one tensor
+    output: float  # 0 if the output is not one tensor
 
 
 def measured_rounding(scenario: Scenario, context: RankContext, reference: Reference, units: Units = ()) -> Rounding:
     """Compute the step again on rank 0 with other rounding.
 
-    A model of less than f32 is computed in f32; one under a mixed precision policy in that policy's dtype. In any other
-    model each parameter moves by one unit in its last place, or in that of the dtype it computes in, such as under
-    autocast. That needs the memory and time of the reference and runs wherever the reference runs. f32 against f64
-    gives the same result (tests/cases/test_step_check.py). Comparing two halves of the batch with the whole gave
-    up to fifty times too small values, since each sample is rounded equally in both. Raises any error that the model
-    raises in another precision.
+    A model of lower precision than f32 is computed in f32, and a model under a mixed precision policy in the policy's
+    dtype. In any other model each parameter moves by one unit in the last place of its dtype, or of the dtype of its
+    operators, such as under autocast. The second step needs the memory and time of the reference. A comparison of f32
+    with f64 gives the same result (tests/cases/test_step_check.py). A comparison of two halves of the batch with the
+    whole batch gave values up to 50x too small, since both sides round each sample equally. Raises any error that the
+    model raises in another precision.
     """
     model = model_on_device(scenario, context, reference.built, reference.values)
     by, dtype = _round_otherwise(model, units, reference.computed_in)
@@ -501,7 +507,7 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
         scenario, context, model, reference.batch, partial(_add, rounded) if reference.gradients else None, dtype
     )
     apart = 0.0 if step.output is None or reference.output is None else largest(step.output - reference.output)
-    # A gradient that no rounding reaches is all rounding.
+    # A gradient without measured rounding consists of rounding only.
     gradients = {
         name: largest(gradient - rounded[name] if name in rounded else gradient)
         for name, gradient in reference.gradients.items()
@@ -510,17 +516,18 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
 
 
 def lowest_precision(model: nn.Module, units: Units, computed_in: torch.dtype = F32) -> torch.dtype:
-    """Return the least precise dtype of a model's parameters, its units' policies, and the dtype observed on one device
-    (`Reference.computed_in`); f32 at best.
+    """Return the least precise dtype of f32, a model's parameters, its units' policies, and `computed_in`, the dtype
+    observed on one device.
     """
     policy_dtypes = [getattr(policy, f"{part}_dtype") for _, policy in units for part in ("param", "reduce", "output")]
     return _lowest([_held(model), computed_in, *policy_dtypes])
 
 
 def reduction_rounding(model: nn.Module, units: Units, num_ranks: int) -> float:
-    """Return the relative error of summing gradients over data parallel ranks: it grows with the root of their number.
+    """Return the relative error of summing gradients over data parallel ranks, which grows with the root of the number
+    of ranks.
 
-    One device sums none. Each term, and each partial sum of a ring, is rounded to the dtype of the communication.
+    One device has no such sum. Each term and each partial sum of a ring is rounded to the dtype of the communication.
     """
     if not units:
         return 0.0
@@ -578,7 +585,7 @@ def _cast_inputs(dtype: torch.dtype | None, _: nn.Module, args: Any, kwargs: Any
 
 
 def batch_statistics_of(model: nn.Module) -> str | None:
-    """Return the first module that takes statistics over its batch."""
+    """Return the first module that computes statistics over its batch."""
     for name, module in model.named_modules():
         if isinstance(module, BATCH_NORMS) and module.training:
             return f"{name} ({type(module).__name__})"

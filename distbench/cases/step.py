@@ -27,14 +27,14 @@ from distbench.spec import Scenario, UserError
 from distbench.spec.devices import is_accelerator
 from distbench.spec.errors import PLAN_PROBLEMS
 
-NEEDS_A_BATCH = "a scenario with build_model needs make_batch as well"
+NEEDS_A_BATCH = "a scenario with build_model also needs make_batch"
 
 
 def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
-    """Yield the step of a variant, if it declares a model; its plan is checked here, before anything is measured.
+    """Check the plan of a variant, then yield its step; a variant without a model has no step.
 
     Raises:
-        UserError: the plan cannot work, or a part that a step needs is not declared.
+        UserError: the plan cannot work, or the scenario lacks a part that a step needs.
     """
     if scenario.build_model is None:
         return
@@ -79,9 +79,9 @@ def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
     if num_tokens is None:
         return None
     with contextlib.suppress(TypeError):
-        if (number := operator.index(num_tokens)) >= 1:  # of numpy and torch, too
+        if (number := operator.index(num_tokens)) >= 1:  # also accepts integers of numpy and torch
             return number
-    raise UserError(f"{label}: num_tokens is {num_tokens!r}; give the tokens of a global batch, 1 or more")
+    raise UserError(f"{label}: num_tokens is {num_tokens!r}; give the number of tokens of a global batch, 1 or more")
 
 
 def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
@@ -131,7 +131,7 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
         return wrong
 
     def pause() -> None:
-        # Checks ran steps whose figures belong to no measurement, such as on one rank.
+        # Drop figures of the check's own steps, such as on one rank.
         nonlocal is_restarted
         if not is_restarted:
             step.start_anew()
@@ -141,7 +141,7 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, context)
-        stays_open = scenario.plan.compile is None  # closing a compiled step discards the compiled code of all
+        stays_open = scenario.plan.compile is None  # closing a compiled step discards all compiled code
         yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=pause)
     finally:
         torch.set_default_dtype(step.default_dtype)

@@ -1,5 +1,5 @@
-"""Check that a parallel step computes the same as one device: the allowed error, the message if it is exceeded, and
-likely causes in its model, batch, loss or functions.
+"""Check that a parallel step computes the same as one device: the allowed error, the message above that error, and
+likely causes in the model, batch, loss or functions.
 """
 
 import contextlib
@@ -50,14 +50,14 @@ from distbench.torch_private import (
 )
 
 T = TypeVar("T")
-# Name of a parameter to the part of it on this rank, and the size of its gradient.
+# Name of a parameter to the parameter's part on this rank, and the size of its gradient.
 Gradients = Mapping[str, tuple[tuple[int, ...], float]]
 
 # The label that F.cross_entropy ignores by default.
 IGNORED = -100
-# Relative, to distinguish a sum over ranks from other errors; a missing gradient is off by its own size.
+# Relative, to distinguish a sum over ranks from other errors; a missing gradient has an error of its own size.
 CLOSE, LOST = 1e-3, 0.99
-# Relative errors that need no measurement of rounding; and those allowed below f32 if it cannot be measured.
+# Relative errors that need no measurement of rounding, and relative errors allowed below f32 without a measurement.
 TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
 # Correct plans had up to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
@@ -71,8 +71,8 @@ F32_EPS = torch.finfo(F32).eps
 def full_precision() -> Iterator[None]:
     """Run f32 products in full precision, which the check's allowed error assumes.
 
-    Vendors' images and scenarios enable TF32 in several ways. torch has an older and a newer setting for it, and raises
-    an error on reading one after the other was used.
+    Vendors' images and scenarios enable TF32 in several ways. torch has an older and a newer setting for TF32, and
+    raises an error on reading either after writing the other.
     """
     newer = [(backend, backend.fp32_precision) for backend in products_of_f32()]
     older = None
@@ -94,7 +94,7 @@ def full_precision() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one part of a step. Errors are relative to its largest value, or to `relative_to`."""
+    """The result for one part of a step. Errors are relative to the part's largest value, or to `relative_to`."""
 
     what: str
     error: float
@@ -115,25 +115,25 @@ class Finding:
 
     def __str__(self) -> str:
         if not math.isfinite(self.error):
-            return f"{self.what} cannot be compared with one device's: missing, of another shape, or not a number"
-        off = f"{self.what} is {self.error:.2e} ({self.relative_to}) off one device's"
-        return f"{off}; {self.allowed:.0e} is allowed, {self.because}"
+            return f"{self.what} is missing, is not a number, or has another shape than one device's"
+        difference = f"{self.what} differs from one device's by {self.error:.2e} ({self.relative_to})"
+        return f"{difference}; {self.allowed:.0e} is allowed, {self.because}"
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """How far off a step may be."""
+    """Errors that are allowed to a step."""
 
     tolerance: float  # relative error that needs no measurement
     loss_tolerance: float  # the same for the loss
-    because: str  # where the tolerance comes from
+    because: str  # origin of the tolerance
     is_named: bool = False  # given by the scenario; rounding then only identifies gradients that are pure rounding
     rounding: Rounding | None = None  # of one device's step, if it was measured
     gradient_scale: float = 1.0  # the factor that the plan applies to gradients
     reduction: float = 0.0  # relative error of a gradient's sum over ranks, which one device does not have
 
     def judged(self, differences: Differences) -> list[Finding]:
-        """Judge the loss, the gradient that is farthest above its limit, and the output, where they were compared."""
+        """Return findings on the loss, the gradient farthest above its limit, and the output, each if compared."""
         loss_rounding, output_rounding = (self.rounding.loss, self.rounding.output) if self.rounding else (0.0, 0.0)
         findings = []
         if differences.loss is not None:
@@ -164,15 +164,16 @@ class Allowance:
     def _gradient(
         self, name: str, difference: Difference, largest: float, own_rounding: float, typical: float
     ) -> Finding:
-        """Judge one gradient. One within its own rounding, or f32's of the largest one, is compared with the largest.
+        """Return the finding on one gradient. The unit of a gradient within rounding is the largest gradient.
 
-        One gradient's measured rounding may be small by chance, so the typical rounding is the minimum.
+        Rounding is that of the gradient, or f32's of the largest gradient. One gradient's measured rounding may be
+        small by chance, so the typical rounding is the minimum.
         """
         part, share = f"the gradient of {name}", difference.size / largest if largest else 1.0
         rounding = (max(own_rounding, typical) + self.reduction) if own_rounding or typical else 0.0
         if share <= F32_EPS or TIMES_ROUNDING * rounding >= 1:
             to_largest = Difference(difference.apart, largest)
-            unit = "relative to the largest gradient: it is only rounding on one device"
+            unit = "relative to the largest gradient, since it is only rounding on one device"
             finding = self._bounded(part, to_largest, self.tolerance, typical + self.reduction)
             return replace(finding, relative_to=unit)
         least = max(self.tolerance, F32_EPS / share)
@@ -192,15 +193,15 @@ class SideEffects:
     """Side effects of forward and loss, observed while they run."""
 
     backward_at: str | None = None  # `file:line` of a backward call in them
-    optimizer: str | None = None  # class of an optimizer that they step, and the place
+    optimizer: str | None = None  # class of an optimizer that steps in them, and the place
     has_forward: bool = False  # whether the model's own forward ran
     default_dtype: torch.dtype = F32  # torch's, after the step
 
     @contextlib.contextmanager
     def of(self, step: TrainingStep) -> Iterator[Callable[[], None]]:
-        """Watch a step; yields the function to call at the end of each phase."""
-        # A pipeline's schedule has no phases and takes no functions that could have side effects; a step of the user's
-        # own runs backward and optimizers.
+        """Observe a step; yield the function to call at the end of each phase."""
+        # A pipeline's schedule has no phases and takes no functions that could have side effects; the user's own step
+        # runs backward and optimizers.
         has_phases = step.pipeline is None and not isinstance(step, UserStep)
         is_forward = has_phases
 
@@ -225,7 +226,7 @@ class SideEffects:
         with contextlib.ExitStack() as undo:
             undo.enter_context(replaced(torch.autograd, "backward", backward))
             undo.callback(register_optimizer_step_pre_hook(before_step).remove)
-            # A hook would have compiled modules compiled again, and only DDP needs it.
+            # A hook would recompile compiled modules, and only DDP needs a hook.
             self.has_forward = step.plan.ddp is None or step.plan.compile is not None
             if not self.has_forward:
                 undo.callback(step.model.register_forward_pre_hook(entered).remove)
@@ -233,24 +234,24 @@ class SideEffects:
         self.default_dtype = torch.get_default_dtype()
 
     def causes(self, step: TrainingStep) -> Iterator[str]:
-        """Yield sentences about a backward call in forward or loss, and a default dtype that a step leaves behind."""
+        """Yield sentences on a backward call in forward or loss, and on a default dtype that a step has changed."""
         if self.backward_at is not None:
             yield (
-                f"forward and loss run their own backward ({self.backward_at}), and the step's backward adds its "
-                "gradients to theirs; return the loss, and leave backward to distbench"
+                f"forward or loss runs backward ({self.backward_at}), and the step's backward adds its gradients "
+                "again; return the loss, and leave backward to distbench"
             )
         if self.default_dtype != step.default_dtype:
             was, now = (str(dtype).removeprefix("torch.") for dtype in (step.default_dtype, self.default_dtype))
             yield (
-                f"a step leaves torch's default dtype at {now}, which was {was}, so tensors made after it have another "
-                f"dtype; call set_default_dtype(torch.{was}) at its end, or pass dtypes explicitly"
+                f"a step changes torch's default dtype from {was} to {now}, and so the dtype of later tensors; call "
+                f"set_default_dtype(torch.{was}) at the end of the step, or pass dtypes explicitly"
             )
 
 
 class StepCheck:
-    """The check of one step: collective; afterwards `counters` has the results.
+    """Check of one step, which all ranks call together; `counters` then has the results.
 
-    The step is restarted; `built` is the model on the meta device, if there is one that no plan has changed.
+    The check restarts the step. `built` is the model on the meta device, unless a plan has changed that model.
     """
 
     def __init__(
@@ -274,8 +275,8 @@ class StepCheck:
         loss, output = _run(step, is_full, self._seen)
         if stepped := next(filter(None, context.gather(self._seen.optimizer)), None):
             return (
-                f"forward and loss step their own optimizer ({stepped}), which does not belong in forward; "
-                "return the loss, and give the optimizer to Scenario(optimizer=...)"
+                f"forward or loss steps an optimizer ({stepped}); return the loss, and pass the optimizer to "
+                "Scenario(optimizer=...)"
             )
         has_gradients = is_full and not isinstance(step, ForwardStep)
         scale = step.gradient_scale if has_gradients else None
@@ -292,7 +293,7 @@ class StepCheck:
         differences = compare(step.model, loss, reference, context, scale, output, is_given)
         allowance = self._allowance(reference)
         findings = allowance.judged(differences)
-        # Small errors need no cause. Random numbers are not rounding, and neither are missing values.
+        # Small errors need no cause. Random numbers and missing values are not rounding.
         if not differences.is_random and any(each.is_wrong and math.isfinite(each.error) for each in findings):
             allowance = self._measured(allowance, reference)
             findings = allowance.judged(differences)
@@ -302,7 +303,7 @@ class StepCheck:
             tolerance = self._allowance(reference).tolerance
             check = OptimizerCheck(step, self._scenario, context, reference, tolerance)
             problem = check() or next(of_differing_bits(context.gather(bits), "gradients"), None)
-            # Of a step of the user's own, gradients after backward show whether it is right up to there.
+            # In the user's own step, gradients after backward show whether the step is correct so far.
             is_right = is_own_step and not self._are_wrong(allowance, differences, check.differences)
             if wrong is None or is_right:
                 self.counters |= check.counters
@@ -314,7 +315,7 @@ class StepCheck:
     def _are_wrong(
         self, allowance: Allowance, kept: Differences, after_backward: Sequence[Mapping[str, Difference]]
     ) -> bool:
-        """Return whether a gradient is wrong after a backward; its size may be that of a scaled loss."""
+        """Return whether a gradient is wrong after a backward; a scaled loss may set its size."""
         for differences in self._merged(after_backward):
             sizes = {name: kept.gradients[name].size or each.size for name, each in differences.items()}
             scaled = {
@@ -332,14 +333,14 @@ class StepCheck:
             yield {name: largest_of([each[name] for each in by_rank if name in each]) for name in names}
 
     def _alone(self, compute: Callable[[], T]) -> T:
-        """Run `compute` on rank 0 while the others wait; its error is raised on all ranks, which stay together."""
+        """Run `compute` on rank 0 while the others wait; an error is raised on all ranks, so that no rank waits."""
         computed, failure, raised = None, None, None
         try:
             computed = compute()
         except Exception as error:
             failure = error
             is_ours = isinstance(error, UserError | Unsupported)
-            message = f"one device's step, the reference of this step, raises {one_line_and_place(error)}"
+            message = f"the reference step on one device raises {one_line_and_place(error)}"
             raised = (type(error), str(error)) if is_ours else (RuntimeError, message)
         if (first := next(filter(None, self._context.gather(raised)), None)) is not None:
             raise first[0](first[1]) from failure
@@ -409,10 +410,10 @@ class StepCheck:
         ]
         if not causes and is_coupled:
             causes = [
-                "the loss or the model couples the samples of a batch: one device agrees with this step if it computes "
-                f"each of the {num_parts} parts of the batch separately, but not for the whole batch, as with "
-                "a contrastive loss, a router's auxiliary loss, a norm over the batch or a mean over a count that "
-                "differs between parts; compute it per sample, or gather the coupled values from all ranks"
+                "the loss or the model couples the samples of a batch, as in a contrastive loss, a router's auxiliary "
+                "loss, a norm over the batch or a mean over a count that differs between parts (this step equals one "
+                "device's step on each of the {num_parts} parts of the batch, but not on the whole batch); compute "
+                "the loss per sample, or gather the coupled values from all ranks"
             ]
         causes = causes or [*filter(None, [batch.guessed().removeprefix("; ")])]
         return [f"the likely cause: {cause}" for cause in causes]
@@ -445,8 +446,8 @@ class StepCheck:
 def _run(
     step: TrainingStep, is_full: bool, side_effects: SideEffects | None = None
 ) -> tuple[float | None, torch.Tensor | None]:
-    """Return a step's loss, and its output if that is compared. There is no loss without backward, and none on ranks of
-    a pipeline before its last stage.
+    """Return a step's loss, and its output if that is compared. There is no loss without backward, nor on ranks before
+    a pipeline's last stage.
     """
     if isinstance(step, ForwardStep):
         return None, step.whole_output()
@@ -457,8 +458,8 @@ def _run(
 
 
 def _counters(differences: Differences, findings: list[Finding]) -> dict[str, Any]:
-    """Return the counters of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients
-    were compared, or to the output where there is no loss.
+    """Return the counters of a row: `tolerance` is the error allowed to `worst_grad`, to the loss if no gradients were
+    compared, or to the output if there is no loss.
     """
     by_part = {finding.what.partition(" of ")[0]: finding for finding in findings}
     loss, gradient, output = (by_part.get(part) for part in ("the loss", "the gradient", "the output"))
@@ -478,23 +479,23 @@ def _counters(differences: Differences, findings: list[Finding]) -> dict[str, An
 def _of_model(
     random: str | None, in_eval_mode: str | None, batch_statistics: str | None, num_parts: int
 ) -> Iterator[str]:
-    """Yield the module that draws random numbers, in train mode or in eval mode too, or takes statistics over a part of
-    a batch, on ranks or micro-batches.
+    """Yield the module that draws random numbers, in train mode or in eval mode too, or computes statistics over a part
+    of a batch, on ranks or micro-batches.
     """
     if in_eval_mode is not None:
         yield (
-            f"{in_eval_mode} draws random numbers, different ones on each rank, even in eval mode; draw "
-            "them in make_batch, from a generator with a seed, and take them from the batch"
+            f"{in_eval_mode} draws different random numbers on each rank, even in eval mode; draw them in make_batch "
+            "from a seeded generator, and use them from the batch"
         )
     elif random is not None:
         yield (
-            f"{random} draws random numbers, different ones on each rank; return model.eval() from build_model, or "
-            "drop with p=0"
+            f"{random} draws different random numbers on each rank; return model.eval() from build_model, or set p=0 "
+            "for dropout"
         )
     if batch_statistics is not None and num_parts > 1:
         yield (
-            f"{batch_statistics} takes its statistics over one of {num_parts} parts of the batch; return model.eval() "
-            "from build_model, or use a norm that sees one sample at a time"
+            f"{batch_statistics} computes statistics over one of {num_parts} parts of the batch; return model.eval() "
+            "from build_model, or use a norm over single samples"
         )
 
 
@@ -503,7 +504,7 @@ def of_loss(loss: float | None, expected: float, num_parts: int) -> Iterator[str
     if not math.isfinite(expected):
         yield f"one device's loss is {expected}; check the model's sizes and its batch"
     elif loss is not None and num_parts > 1 and expected and abs(loss * num_parts / expected - 1) < CLOSE:
-        yield f"the loss is a sum over the batch, of which there are {num_parts} parts; return a mean"
+        yield f"the loss is a sum over a batch of {num_parts} parts; return a mean"
 
 
 def _of_labels(tensors: Mapping[str, torch.Tensor], split_dims: Mapping[str, int], num_parts: int) -> Iterator[str]:
@@ -512,21 +513,21 @@ def _of_labels(tensors: Mapping[str, torch.Tensor], split_dims: Mapping[str, int
         parts = tensors[name].chunk(num_parts, tensor_dim) if tensors[name].dtype == torch.int64 else ()
         if len({int((part == IGNORED).sum()) for part in parts}) > 1:
             yield (
-                f"the {num_parts} parts of {name} have unequal numbers of {IGNORED}, which cross entropy ignores: "
-                "the mean of their losses is not the loss of the batch; use the sum, divided by a constant"
+                f"the {num_parts} parts of {name} have unequal numbers of {IGNORED}, which cross entropy ignores, so "
+                "the mean of the parts' losses is not the loss of the batch; use the sum, divided by a constant"
             )
             return
 
 
 def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> Iterator[str]:
-    """Compare the batch of a step, two batches that were made since, and each rank's `fingerprint` of one."""
+    """Compare the batch of a step, two batches made after the step, and each rank's `fingerprint` of a batch."""
     odd = next((rank for rank, digest in enumerate(prints) if digest != prints[0]), None)
     if (name := _differing(made, made_again)) is not None:
-        yield f"make_batch makes a different {name} each time, and on each rank; draw it from a generator with a seed"
+        yield f"make_batch makes a different {name} in each call and on each rank; draw it from a seeded generator"
     elif odd is not None:
         yield f"make_batch makes a different batch on rank {odd} than on rank 0; make it the same on every rank"
     elif (name := _differing(used, made)) is not None:
-        yield f"a step changes {name} of its batch in place, and the next step gets that; change a copy"
+        yield f"a step changes {name} of its batch in place, and the next step uses the changed values; change a copy"
 
 
 def _differing(tree: Any, other: Any) -> str | None:
@@ -551,9 +552,9 @@ def held_gradients(model: nn.Module) -> Gradients:
 
 
 def of_replicas(gradients_by_rank: Sequence[Gradients], has_ddp: bool = False) -> Iterator[str]:
-    """Compare each rank's `held_gradients`: those of the same part of a parameter must be equal.
+    """Compare the ranks' `held_gradients`: gradients of the same part of a parameter must be equal.
 
-    If the plan has DDP, it skips the parameters that it ignores and those that forward did not use.
+    With DDP, parameters that DDP ignores or that forward did not use are skipped.
     """
     instead = "remove it from DdpPlan(ignored=...)" if has_ddp else "shard it (fully_shard), use replicate(model)"
     first: dict[Any, tuple[int, float]] = {}
@@ -563,7 +564,7 @@ def of_replicas(gradients_by_rank: Sequence[Gradients], has_ddp: bool = False) -
             if abs(size - first_size) > CLOSE * max(size, first_size):
                 yield (
                     f"ranks {first_rank} and {rank} hold the same part of {name} with different gradients, which "
-                    f"are not summed; {instead}, or average it in a hook that after_materialize sets"
+                    f"are not summed; {instead}, or average the gradients in a hook from after_materialize"
                 )
                 return
 
@@ -572,9 +573,9 @@ def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
     """Compare a rank's loss from the initial values with that of a second run."""
     if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
         yield (
-            "the loss from the same values and batch differs in each run: the model keeps state that is "
-            "neither parameter nor buffer, or the step draws random numbers of Python, numpy or its own "
-            "generator; draw them in make_batch, from a generator with a seed"
+            "the loss from the same values and batch differs between runs, since the model has state that is neither "
+            "parameter nor buffer, or the step draws random numbers from Python, numpy or its own generator; draw "
+            "random numbers in make_batch from a seeded generator"
         )
 
 
@@ -582,7 +583,7 @@ def of_forward(call: str, has_run: bool, what_it_does: str) -> Iterator[str]:
     """Report a scenario's `call` that did not run the model's forward, and the effect."""
     if not has_run:
         yield (
-            f"{call} bypasses the model's forward, and that is where {what_it_does}; call "
+            f"{call} bypasses the model's forward, in which {what_it_does}; call "
             "model(...), whose forward does the work of call"
         )
 
@@ -594,19 +595,19 @@ def of_compiled(module: str | None, error: float, loses_gradients: Callable[[], 
     if module is not None and error >= LOST and loses_gradients():
         yield (
             f"{module or 'the model'} is compiled, and torch {torch.__version__} drops the gradient of an input of "
-            "compiled code that a collective of tensor parallel still has to fill (pytorch PR 191113); compile by "
+            "compiled code while the input's tensor parallel collective is pending (pytorch PR 191113); compile by "
             "ParallelPlan(compile=CompilePlan(...)), which waits for such inputs first"
         )
 
 
 def _of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:
     if odd := sorted(factors - {num_ranks}):
-        problem = f"parallelize has gradients divided by {odd[0]:g}, and {num_ranks} ranks have data"
-        yield f"{problem}; set gradient_divide_factor={odd[0]:g} if that is intended"
+        problem = f"parallelize divides gradients by {odd[0]:g}, but {num_ranks} ranks have data"
+        yield f"{problem}; set gradient_divide_factor={odd[0]:g} to confirm the divisor"
 
 
 def _dropout_of(model: nn.Module) -> str:
-    """Return the first module that drops in train mode, else a name for other sources of random numbers."""
+    """Return the first module with dropout in train mode, else a name for other sources of random numbers."""
     for name, module in model.named_modules():
         is_dropout = "Dropout" in type(module).__name__
         rates = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}

@@ -1,4 +1,6 @@
-"""Tensors that an optimizer changes: parameters, its state, copies that it keeps, buffers; which part a rank holds."""
+"""Tensors that an optimizer changes: parameters, its state, copies that it keeps, buffers; and the part of each on a
+rank.
+"""
 
 import contextlib
 import functools
@@ -19,11 +21,11 @@ from distbench.redistribute.expected_shards import own_shard
 from distbench.spec import Scenario
 from distbench.torch_private import no_collectives
 
-# The first step of Adam or of a momentum shows less: its moments start at zero.
+# One step of Adam or of momentum would show less, since moments start at zero.
 NUM_STEPS = 2
 # Levels of objects that are searched for tensors below an optimizer.
 DEPTH = 8
-# Modules whose buffers are statistics of the batches that forward has seen.
+# Modules whose buffers are statistics of earlier batches.
 STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Options of a parameter group that may differ between ranks.
 OWN_OPTIONS = frozenset({"params", "param_names"})
@@ -31,15 +33,15 @@ OWN_OPTIONS = frozenset({"params", "param_names"})
 
 @dataclass(frozen=True)
 class Trained:
-    """A tensor that a step changes: whole, a DTensor, or plainly this rank's part of one."""
+    """A tensor that a step changes: a whole tensor, a DTensor, or this rank's part as a plain tensor."""
 
     tensor: Any
-    owner: str = ""  # name of the parameter that it belongs to
-    is_statistic: bool = False  # of a batch, which forward updates
+    owner: str = ""  # name of the parameter that the tensor belongs to
+    is_statistic: bool = False  # a statistic of batches that forward updates
 
 
 def trained_tensors(parameters: Mapping[str, nn.Parameter], made: Any, model: nn.Module) -> dict[str, Trained]:
-    """Map labels to the parameters by name, and to floating-point tensors that optimizers hold or can reach."""
+    """Map labels to the parameters, and to the floating-point tensors that optimizers have or can reach."""
     by_id = {id(parameter): name for name, parameter in parameters.items()}
     names = {key: by_id[key] for key in map(id, model.parameters()) if key in by_id} or by_id
     seen = {id(module) for module in model.modules()}
@@ -51,7 +53,7 @@ def trained_tensors(parameters: Mapping[str, nn.Parameter], made: Any, model: nn
 
 
 def buffers_of(model: nn.Module, built: Blueprint) -> dict[str, Trained]:
-    """Map names when the model was built to floating-point buffers."""
+    """Map names in the model as built to floating-point buffers."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     first = {**built.first_names(model, buffers), **{name: name for name in buffers if name in built.buffers}}
     modules = dict(model.named_modules())
@@ -70,7 +72,9 @@ def _reached(
     seen: set[int],
     depth: int,
 ) -> Iterator[tuple[tuple[str, ...], str, torch.Tensor]]:
-    """Yield (path, name of the parameter that is a key of it, tensor) for each tensor but the parameters, each once."""
+    """Yield (path, name of the parameter that is a key of it, tensor) for each tensor except the parameters, without
+    duplicates.
+    """
     if depth < 0 or id(value) in names or id(value) in seen:
         return
     seen.add(id(value))
@@ -80,7 +84,7 @@ def _reached(
         return
     parts = _parts(value)
     if isinstance(value, list | tuple) and len(value) == len(names):
-        # As an average of every parameter, in the order in which the optimizer gets them.
+        # For example averages of the parameters, in the optimizer's order of parameters.
         parts = list(zip(names.values(), value, strict=True))
     for key, item in parts:
         name = names.get(id(key)) or (key if isinstance(key, str) and key in names.values() else "")
@@ -115,7 +119,7 @@ def _content(cell: Any) -> Any:
 def own_part(
     trained: Trained, whole: torch.Tensor, parameters: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return this rank's part of a tensor, and of the whole one; None if they do not correspond."""
+    """Return this rank's part of a tensor and the same part of the whole tensor; None if the two do not match."""
     tensor = trained.tensor.detach()
     if (placements := getattr(tensor, "placements", None)) is not None:
         if tensor.shape != whole.shape:
@@ -139,7 +143,7 @@ def own_part(
 
 
 def part_of(tensor: Any) -> tuple[int, ...]:
-    """Return which part of a DTensor this rank holds: its index along each mesh dim that shards; () if plain."""
+    """Return this rank's index along each mesh dim that shards a DTensor; () for a plain tensor."""
     placements = getattr(tensor, "placements", ())
     if not placements:
         return ()
@@ -148,7 +152,7 @@ def part_of(tensor: Any) -> tuple[int, ...]:
 
 
 def has_copies(tensor: Any) -> bool:
-    """Return whether other ranks may hold the same part of a tensor; not of a sum that is pending."""
+    """Return whether other ranks may hold the same part of a tensor; False for a pending sum."""
     placements = getattr(tensor, "placements", ())
     if any(placement.is_partial() for placement in placements):
         return False
@@ -157,7 +161,7 @@ def has_copies(tensor: Any) -> bool:
 
 
 def digests_of_gradients(model: nn.Module) -> dict[tuple[str, tuple[int, ...]], str]:
-    """Map each parameter's name and the part of its gradient on this rank to a hash of the bits."""
+    """Map each parameter's name and the part of its gradient on this rank to a hash of that part's bits."""
     gradients: dict[str, Any] = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     return {
         (name, part_of(gradient)): fingerprint(local_part(gradient))
@@ -167,7 +171,7 @@ def digests_of_gradients(model: nn.Module) -> dict[tuple[str, tuple[int, ...]], 
 
 
 def options_of(made: Any, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-    """Map each parameter's name to the options of its parameter group, of numbers and words."""
+    """Map each parameter's name to its parameter group's options that are numbers or strings."""
     options: dict[str, dict[str, Any]] = {}
     groups = [group for each in optimizers_of(made).values() for group in getattr(each, "param_groups", ())]
     for group in groups:
@@ -184,9 +188,9 @@ def _plain(value: Any) -> Any:
 def step_alone(
     scenario: Scenario, model: nn.Module, gradients: Mapping[str, torch.Tensor], scale: float
 ) -> tuple[dict[str, Trained], Any]:
-    """Step the scenario's optimizers, the same gradients for each step; return all tensors, and the optimizers.
+    """Step the scenario's optimizers with the same gradients in each step; return all tensors and the optimizers.
 
-    A sum over ranks is what this rank has, as on one device.
+    Sums over ranks return this rank's value, as on one device.
     """
     parameters = dict(model.named_parameters())
     made = made_optimizers(scenario, model)
@@ -201,7 +205,7 @@ def step_alone(
 
 
 def fingerprint(tree: Any) -> str:
-    """Return a text that is equal for batches with equal tensors."""
+    """Return a text that is equal only for batches with equal tensors."""
     hasher = hashlib.sha256()
     for name, tensor in tensors_of(tree):
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

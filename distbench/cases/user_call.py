@@ -14,7 +14,7 @@ from distbench.spec import Scenario, UserError, format_mesh
 
 
 def scenario_of_call(name: str, function: Callable[..., Any], variant: Mapping[str, Any]) -> Scenario:
-    """Return a scenario of one call, for a function that is timed without a scenario."""
+    """Return a scenario that times one function."""
     return Scenario(calls={name: partial(function, **variant)})
 
 
@@ -39,8 +39,8 @@ def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterat
         if isinstance(returned, tuple):
             kind = "a tuple of " + (", ".join(type(part).__name__ for part in returned) or "nothing")
         raise UserError(
-            f"call {what!r}: its function returned {kind}; return the function to be timed, without "
-            "arguments, or a tuple of it and a function that checks its result"
+            f"call {what!r}: its function returned {kind}; return the function to time, without arguments, or a tuple "
+            "of this function and a check of its result"
         )
     fields = {
         "group_size": context.mesh.size(),
@@ -58,7 +58,7 @@ def _verdict(what: str, check: Callable[[], object] | None) -> str | None:
         outcome = check()
     except AssertionError as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
-        # An assert without a message has only its place.
+        # For an assert without a message, show its source line.
         message = str(error).strip().partition("\n")[0] or at.line or "an assert"
         return f"{message} (assert at {Path(at.filename).name}:{at.lineno})"
     if outcome is None or outcome is True:

@@ -28,17 +28,18 @@ from distbench.spec.placements import PLANNERS, TORCH_PLANNERS
 from distbench.spec.printable_text import count_text
 
 MAX_ROWS = 40
-PRICED_NOTE = "Bytes and peak are those of the busiest rank; peak is its local tensors before and after a step."
+PRICED_NOTE = "Bytes and peak are the busiest rank's; peak is the size of local tensors before and after a step."
 DIRECT_NOTE = (
     "direct is priced as an all_to_all over each mesh dim that it crosses, one after the other. This is an estimate, "
-    "since the profile has no line for it."
+    "since the profile has no line for direct."
 )
-ORDER_NOTE = "torch plans a given shard order by its graph search, as min_cost does, even if greedy is set."
-UNMEASURED_NOTE = "No profile was given: calibrated uses torch's own constants here, as min_cost does."
+ORDER_NOTE = "torch plans a given shard order by graph search, like min_cost, even if greedy is set."
+UNMEASURED_NOTE = "No profile was given, so calibrated uses torch's own constants, like min_cost."
 
 
 def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Path | None = None) -> str:
-    """Format one pair's plans; layouts in torch's notation, `form` "table" or "json", `picture` a .png or .svg file.
+    """Format one pair's plans as `form` "table" or "json", and draw `picture` if given; layouts are in torch's
+    notation.
 
     Raises:
         UserError: a layout that cannot be read or redistributed to; a picture that cannot be written.
@@ -49,7 +50,7 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     torch = ask_torch(setting, [pair])
     if torch.no_zero_fill and zero_filled(*pair):
         raise UserError(
-            f"{source} -> {target}: {torch.no_zero_fill}; write R or S(dim) on mesh dims where the source has a shard"
+            f"{source} -> {target}: {torch.no_zero_fill}; write R or S(dim) on mesh dims that shard the source"
         )
     advice = advise(setting, *pair, torch)
     picture_lines = wrap(save_picture(setting, advice, picture), width_here(), "  ") if picture else []
@@ -61,7 +62,9 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
 
 
 def plan_all_pairs(setting: Setting, form: str, on_event: Callable[[dict[str, Any]], None] = lambda event: None) -> str:
-    """Format every ordered layout pair; `form` "table" or "json". `on_event` gets events of `records/progress.py`."""
+    """Format every ordered layout pair as `form` "table" or "json"; `on_event` receives events of
+    `records/progress.py`.
+    """
     all_pairs = list(every_pair(setting))
     pairs = chosen_pairs(setting, all_pairs)
     on_event({"event": "case", "id": "plan/paths of torch's planners"})
@@ -82,7 +85,7 @@ def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: st
     """Format one pair's plans and steps, the recommended planner, and the diagram."""
     least = "unknown for this pair"
     if advice.least_bytes is not None:
-        least = f"{size_text(advice.least_bytes)} (the target minus the source, on the rank that lacks most)"
+        least = f"{size_text(advice.least_bytes)} (the target minus the source, on the rank with most missing bytes)"
     blocks: list[Block] = [
         Heading(f"{advice.source} -> {advice.target}", 1),
         Lines((*_setting_lines(setting, torch), f"Receive lower bound: {least}.")),
@@ -140,7 +143,7 @@ def _time(seconds: float, error: float | None) -> str:
 
 
 def _steps(advice: Advice) -> Table:
-    """Return each path once; the direct exchange has its own rows."""
+    """Return the table of steps with each path once; the direct exchange has its own rows."""
     rows: list[tuple[str, ...]] = []
     breaks: set[int] = set()
     notes = []
@@ -177,9 +180,9 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
     lines = [*_setting_lines(setting, torch), f"{pairs_text}; recommended planner: {used}."]
     if ranking.num_unasked:
         reasons = {why for advice in ranking.advices for name, why in advice.missing.items() if name in TORCH_PLANNERS}
-        lines.append(f"{ranking.num_unasked} pairs have no path by torch: {sorted(reasons)[0]}.")
+        lines.append(f"{ranking.num_unasked} pairs have no path from torch: {sorted(reasons)[0]}.")
     rows = [_ranking_row(advice) for advice in ranking.advices[:MAX_ROWS]]
-    notes = ["greedy/best: predicted time of DTensor's default over the best planner's. Bytes sent are per rank."]
+    notes = ["greedy/best: predicted time of DTensor's default divided by the best planner's. Bytes sent are per rank."]
     if direct_line(setting) is None and any("direct" in advice.plans for advice in ranking.advices):
         notes.append(DIRECT_NOTE)
     if setting.profile is None:
@@ -207,7 +210,7 @@ def _ranking_row(advice: Advice) -> tuple[str, ...]:
 
 
 def _setting_record(setting: Setting, torch: TorchAnswers) -> dict[str, Any]:
-    """Return the head of the JSON output; times are in seconds and sizes in bytes."""
+    """Return the head of the JSON output, with times in seconds and sizes in bytes."""
     return {
         "shape": list(setting.problem.shape),
         "dtype": setting.dtype,

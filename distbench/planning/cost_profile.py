@@ -100,12 +100,12 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def expected_error(self) -> float:
-        """Expected relative error of its predictions."""
+        """Expected relative error of predictions."""
         return self.error if self.held_out_error is None else self.held_out_error
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """COSTS and the knee (infinity for none): everything that a prediction depends on."""
+        """All parameters of a prediction: COSTS and the knee (infinity without a knee)."""
         knee = math.inf if self.knee_bytes is None else self.knee_bytes
         return (*(float(getattr(self, name)) for name in COSTS), float(knee))
 
@@ -118,10 +118,10 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
-    """Return each line by its `key`.
+    """Map each line's `key` to the line.
 
-    A zero-fill without a line gets the partition's line of its mesh dim, which writes as much, since torch before 2.14
-    has no zero-fill to measure. Without a cost, it and a cut would replace the partition.
+    A zero-fill without a line gets the line of its mesh dim's partition, which writes as much, since torch before 2.14
+    has no zero-fill to measure. A free zero-fill and a cut would replace the partition.
     """
     by_key = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
     return by_key | {line.key: line for line in lines}
@@ -130,7 +130,8 @@ def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
 def fit_line(
     op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
 ) -> Line:
-    """Fit a line by non-negative least squares on the relative error, centred on the median; `held_out` validates it.
+    """Fit a line by non-negative least squares on the relative error, centred on the median; `held_out` samples
+    validate it.
 
     Raises ValueError for samples of fewer than two sizes.
     """
@@ -181,7 +182,7 @@ def nonnegative_least_squares(columns: Floats, values: Floats) -> tuple[Floats, 
     """Return the non-negative x that minimizes |columns x - values|, and that norm.
 
     Args:
-        columns: (samples, parameters); of any scale: some are in seconds, others in seconds per byte.
+        columns: (samples, parameters), in any units.
         values: (samples,).
     """
     from scipy.optimize import nnls
@@ -230,14 +231,14 @@ class Profile:
         )
 
     def of_shapes(self, mesh: Mapping[str, int], shapes: Mapping[str, str], by_name_only: bool = False) -> "Profile":
-        """Return the profile with the lines of a mesh: each mesh dim's by how its groups lie on hosts, not by name.
+        """Return the profile with lines for each mesh dim, chosen by the placement of its groups on hosts, not by name.
 
-        A mesh dim gets the line of its own name if that has its shape, else any line of that shape. If only some of its
-        groups cross hosts and it has no line as a whole, the groups that cross most hosts count. A profile without
+        A mesh dim gets the line of its own name if the shapes are equal, else any line of its shape. If groups of a
+        mesh dim differ in shape and have no common line, the groups that cross most hosts count. A profile without
         hosts is returned unchanged.
 
         Args:
-            shapes: mesh dim, or all of them joined by "x", to the placement of its groups (`spec.mesh.SHAPE`).
+            shapes: placement of the groups (`spec.mesh.SHAPE`) by mesh dim, or by all mesh dims joined by "x".
             by_name_only: hosts have another number of ranks, so lines of other mesh dims do not apply.
         """
         if not shapes or not any(line.hosts for line in self.lines):
@@ -256,14 +257,14 @@ class Profile:
         return replace(self, lines=tuple(lines.values()))
 
     def natively(self) -> "Profile":
-        """Return the profile for native all-to-alls; on gloo DTensor runs them as an all-gather by default."""
+        """Return the profile for native all-to-alls, which DTensor on gloo replaces by all-gathers by default."""
         if self.backend != "gloo":
             return self
         native = [msgspec.structs.replace(line, op=ALL_TO_ALL) for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
         return replace(self, lines=(*(line for line in self.lines if line.op != ALL_TO_ALL), *native))
 
     def digest(self) -> str:
-        """A short hash of everything that plans depend on; ranks with different plans would hang."""
+        """Return a short hash of all inputs of plans, to compare ranks: ranks with different plans would hang."""
         facts = [(*line.key, *(number.hex() for number in line.parameters)) for line in self.lines]
         return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
 
@@ -276,7 +277,7 @@ class Profile:
 
 
 def load_profile(path: Path | str) -> Profile:
-    """Read a file of `Profile.save`, or a hand-written file of the same fields; UserError for any other."""
+    """Read a file of `Profile.save`, or a hand-written file of the same fields; UserError for other files."""
     return read_record(Path(path), Profile, FORMAT, _require_consistent)
 
 
@@ -302,20 +303,20 @@ TORCH_BETWEEN_HOSTS_SHARE, TORCH_BETWEEN_HOSTS_HOP_US, TORCH_ALL_TO_ALL_US = 0.2
 
 
 class MeshCost(Protocol):
-    """Prices of steps on one mesh. It must be hashable, and more bytes or copies must never be cheaper."""
+    """Prices of steps on one mesh, hashable; more bytes or copies must never be cheaper."""
 
     @property
     def pads(self) -> bool:
-        """Return whether it needs the payload with padding as sent, or the even share of an uneven tensor."""
+        """Return whether payloads of uneven tensors include padding as sent; otherwise payloads are even shares."""
 
     def __hash__(self) -> int:
-        """Models are keys of caches."""
+        """Return a hash, since models are keys of caches."""
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """Return the seconds of a step, one of COLLECTIVES or LOCAL_OPS, over the mesh dim of this number.
+        """Return the seconds of a step, one of COLLECTIVES or LOCAL_OPS, over mesh dim number `mesh_dim`.
 
-        Its payload is the full gathered or scattered buffer, or the local copy; copies are of tensor dims that are not
-        the first (0 to 2).
+        The payload is the full gathered or scattered buffer, or the local copy; `num_copies` counts tensor dims other
+        than the first (0 to 2).
         """
 
 
@@ -336,7 +337,7 @@ class TorchCost:
                 self._terms[op, mesh_dim] = base_us * 1e-6, num_hops / size / gib_per_s / 2**30
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """See `MeshCost`."""
+        """Return the seconds of a step; see `MeshCost`."""
         if op in LOCAL_OPS:
             return 0.0
         base_s, per_byte_s = self._terms[op, mesh_dim]
@@ -352,7 +353,7 @@ class MeasuredCost:
         self.lines = dict(lines)
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """See `MeshCost`; a local step without a line costs nothing, as does a mesh dim of one rank."""
+        """Return the seconds of a step; 0 for a local step without a line and for a mesh dim of one rank."""
         line = self.lines.get((op, mesh_dim))
         return 0.0 if line is None else line.seconds(payload_bytes, num_copies)
 
@@ -367,10 +368,10 @@ def measured_cost(profile: Profile, mesh: Mapping[str, int]) -> MeasuredCost:
 
 
 def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> Profile:
-    """Profile with the lines of a mesh on `hosts`, each rank's host in rank order (none: as in `Profile.on`).
+    """Return the profile for a mesh on `hosts`, each rank's host in rank order; without hosts as in `Profile.on`.
 
     Raises:
-        UserError: a collective over one of the mesh dims has no line there.
+        UserError: a collective over one of the mesh dims has no line on these hosts.
     """
     mesh_profile = profile.on(mesh, hosts)
     try:
@@ -385,9 +386,9 @@ def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] =
             if size > 1 and not all(mesh_profile.line(op, name, size) for op in COLLECTIVES)
         )
         raise UserError(
-            f"it was measured with {layout_text(profile.hosts)}, but this run has {layout_text(hosts)}, and it has no "
-            f"line for {lacking}, whose groups lie {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run "
-            "distbench calibrate on these hosts"
+            f"it was measured with {layout_text(profile.hosts)} and has no line for {lacking}, whose groups on this "
+            f"run's {layout_text(hosts)} are {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run distbench "
+            "calibrate on these hosts"
         ) from error
     return mesh_profile
 
@@ -401,7 +402,9 @@ def _measured_cost(lines: tuple[Line, ...], mesh: tuple[tuple[str, int], ...]) -
             if line := by_key.get((op, name, size)):
                 line_of[op, mesh_dim] = line
             elif size > 1 and op in COLLECTIVES:
-                raise UserError(f"the profile has no {op} over {name} of {size} ranks; measure that mesh first")
+                raise UserError(
+                    f"the profile has no {op} over {name} of {size} ranks; run distbench calibrate on this mesh"
+                )
     return MeasuredCost(line_of)
 
 
@@ -419,7 +422,7 @@ class MeasuredSteps:
 def measured_in(run: Run) -> list[MeasuredSteps]:
     """Return the samples of a run of scenario `calibrate`, each the median of a case, by mesh dims, then ops.
 
-    Raises UserError if it has none.
+    Raises UserError if the run has no samples.
     """
     by_key: dict[tuple[str, str], MeasuredSteps] = {}
     for record in run.cases:
@@ -433,8 +436,8 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
         sample = Sample(record["payload_bytes"], counters["num_copies"], seconds, counters.get("num_messages", 0))
         (measured.held_out if params["held_out"] else measured.fitted).append(sample)
     if not by_key:
-        raise UserError(f"{run.path} holds no calibration; write one with distbench calibrate")
-    # Samples over the whole mesh come last; its name is not a mesh dim's.
+        raise UserError(f"{run.path} has no calibration; measure with distbench calibrate")
+    # Samples over the whole mesh, whose name is no mesh dim's, come last.
     rank = {name: number for number, name in enumerate(run.header["job"]["mesh"])}
 
     def place(steps: MeasuredSteps) -> tuple[int, str, bool, str]:
@@ -444,18 +447,18 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
 
 
 def profile_of(run: Run) -> Profile:
-    """Fit a profile to such a run. Raise UserError if it has no calibration, or too few sizes of an op for a line."""
+    """Fit a profile to a run of `calibrate`. UserError if the run has no calibration, or too few sizes."""
     try:
         lines = [
             fit_line(steps.op, steps.mesh_dim, steps.group_size, steps.fitted, steps.held_out)
             for steps in measured_in(run)
         ]
     except ValueError as error:
-        raise UserError(f"{run.path} cannot be fitted: {error}; measure more sizes") from error
+        raise UserError(f"{run.path} cannot be fitted ({error}); measure more sizes") from error
     machine, backend, torch = (str(run.header["environment"][name]) for name in ("machine", "backend", "torch"))
     source = f"measured by distbench calibrate, run {run.header['run_id']}"
     mesh, hosts = dict(run.header["job"]["mesh"]), hosts_of(run)
-    # Groups of no mesh dim are named by their shape.
+    # Groups that belong to no mesh dim have their shape as name.
     shapes = mesh_shapes(mesh, hosts) if hosts else {}
     lines = [
         msgspec.structs.replace(line, hosts=shapes.get(line.mesh_dim, line.mesh_dim) if hosts else "") for line in lines
@@ -464,6 +467,6 @@ def profile_of(run: Run) -> Profile:
 
 
 def hosts_of(run: Run) -> tuple[str, ...]:
-    """Return each rank's host, in rank order; () if the run's header lacks them."""
+    """Return each rank's host, in rank order; () if the run's header has no hosts."""
     hosts = run.header["environment"].get("hosts") or ()
     return tuple(map(str, hosts)) if len(hosts) == math.prod(run.header["job"]["mesh"].values()) else ()

@@ -1,7 +1,7 @@
 """One all-to-all over the whole mesh instead of a path: which rank sends which box of the tensor to which rank.
 
-Ranks along partial mesh dims hold parts of the same boxes. A receiver reduces all parts of its target itself, or one
-exchange reduces and leaves each rank a share, and a second one moves the shares.
+Ranks along partial mesh dims hold parts of the same boxes. Either a receiver reduces all parts of its target, or a
+first exchange reduces parts to shares and a second exchange moves the shares.
 """
 
 import math
@@ -29,10 +29,10 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """All transfers of a redistribution, the same on every rank; none if every rank already has its target."""
+    """All transfers of a redistribution, equal on all ranks; without transfers if every rank already has its target."""
 
     before: Numbers  # the box that each flat mesh position holds before, of shape (positions, tensor dims, 2)
-    after: Numbers  # the same after
+    after: Numbers  # the box of each position after
     senders: Numbers  # of each transfer, whose box is the overlap of the sender's box and the receiver's target
     receivers: Numbers
     volumes: Numbers  # elements
@@ -47,7 +47,7 @@ class Exchange:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """All transfers, by receiver, then by the box's place in the tensor."""
+        """All transfers, in order of receiver, then of the box's place in the tensor."""
         boxes = as_boxes(_overlaps(self.before[self.senders], self.after[self.receivers]))
         transfers = map(Transfer, self.senders.tolist(), self.receivers.tolist(), boxes)
         return tuple(sorted(transfers, key=lambda transfer: (transfer.receiver, transfer.box, transfer.sender)))
@@ -64,7 +64,9 @@ class Exchange:
 
     @cached_property
     def copied(self) -> list[int]:
-        """Number of elements that each position copies or adds: non-contiguous or kept boxes, and all parts."""
+        """Number of elements that each position copies or adds: non-contiguous boxes, boxes that stay on their rank,
+        and all parts.
+        """
         boxes = _overlaps(self.before[self.senders], self.after[self.receivers])
         packed = np.flatnonzero(~_are_contiguous(boxes, self.before[self.senders]))
         # A box that goes to several receivers is packed once.
@@ -78,10 +80,10 @@ class Exchange:
         return (elements + _volumes(_overlaps(self.before, self.after))).tolist()
 
     def load(self) -> tuple[int, float, int]:
-        """Quantities that determine its time.
+        """Quantities that determine the exchange's time.
 
-        (elements that the busiest position sends or receives, elements that the busiest copies or adds as a multiple of
-        that, transfers that the busiest sends or receives)
+        (most elements that a position sends or receives, most elements that a position copies or adds as a multiple of
+        the first number, most transfers that a position sends or receives)
         """
         busiest = max(*self.sent, *self.received)
         if not busiest:
@@ -124,10 +126,10 @@ def plan_direct(
     mesh_shape: tuple[int, ...],
     seconds_of: Callable[[Exchange], float] | None = None,
 ) -> tuple[tuple[State, Exchange], ...]:
-    """Return each exchange with the layout after it: one, or two if a reduce-scatter of partials first is faster.
+    """Return one exchange with its resulting layout, or two if a reduce-scatter of partials first is faster.
 
-    `seconds_of` predicts an exchange, the same on every rank. Without it, exchanges are compared by the busiest rank's
-    elements. Raises like `plan_exchange`.
+    `seconds_of` must predict equal times on all ranks. Without `seconds_of`, exchanges are compared by the busiest
+    rank's elements. Raises the errors of `plan_exchange`.
     """
     seconds_of = seconds_of or (lambda exchange: float(exchange.load()[0]))
     paths = [(target,), *((between, target) for between in _reduced_to_shards(source, target) if source.partials)]
@@ -139,10 +141,10 @@ def plan_direct(
 
 
 def _reduced_to_shards(source: State, target: State) -> list[State]:
-    """Return layouts without partials in between, of which every rank holds less than of the source.
+    """Return intermediate layouts without partials in which every rank holds less than in the source.
 
-    For each tensor dim: the source with its partial mesh dims as the last ones to shard it; the same with mesh dims
-    that hold replicas; and the target with its own replicas cut.
+    Per tensor dim these are the source with its partial mesh dims as the last shards of the tensor dim, the same layout
+    with replicating mesh dims as further shards, and the target with its replicas cut.
     """
     pushed = tuple(mesh_dim for mesh_dim, _ in source.partials)
     cut = [
@@ -163,12 +165,12 @@ def _reduced_to_shards(source: State, target: State) -> list[State]:
 def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Exchange:
     """Assign senders: each rank receives its target minus its source, each element of each part once.
 
-    The source boxes of a part tile the tensor, and the same number of ranks, its replicas, holds each. A receiver gets
-    the missing elements of a tile from one replica: the one with the least to send so far, largest boxes first (Graham
-    1969), then the one that shares most outer mesh coordinates with the receiver, then the first.
+    The source boxes of a part tile the tensor, and each box has the same number of replicas. A receiver gets the
+    missing elements of a tile from the replica with the least to send so far, largest boxes first (Graham 1969). Ties
+    go to the replica that shares most outer mesh coordinates with the receiver, then to the first replica.
 
     Raises:
-        NotHandled: the target has a partial, or the source has several whose order matters.
+        NotHandled: the target has a partial, or the source has several partials whose order matters.
     """
     reduce_op, num_averaged = _reduction(source, target, mesh_shape)
     before, after = _held(source, shape, mesh_shape), _held(target, shape, mesh_shape)
@@ -184,7 +186,7 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
     parts[rows] = np.arange(num_parts)[:, None, None]
     replicas = rows.reshape(-1, num_copies)
     lacking = _volumes(_overlaps(before[replicas[:, :1]], after[None]))
-    # The holder of a tile lacks nothing of it.
+    # A holder of a tile has no missing elements in that tile.
     np.put_along_axis(lacking, replicas, 0, axis=1)
     senders, receivers, volumes = _assigned(lacking, replicas, mesh_shape)
     return Exchange(before, after, senders, receivers, volumes, tuple(parts.tolist()), reduce_op, num_averaged)
@@ -192,7 +194,7 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
 
 @lru_cache(maxsize=512)
 def _held(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Numbers:
-    """The box of each flat mesh position, of shape (positions, tensor dims, 2)."""
+    """Return the box of each flat mesh position, of shape (positions, tensor dims, 2)."""
     boxes = [box_of(state, shape, mesh_shape, cell) for cell in product(*(range(size) for size in mesh_shape))]
     return np.array(boxes, dtype=np.int64).reshape(len(boxes), len(shape), 2)
 
@@ -201,12 +203,12 @@ def _reduction(source: State, target: State, mesh_shape: tuple[int, ...]) -> tup
     """Return (the source's reduce op, the divisor of a sum of its parts)."""
     ops = {op for _, op in source.partials}
     if target.partials:
-        raise NotHandled("an exchange makes no parts: the target may not have Partial")
+        raise NotHandled("an exchange makes no parts, so the target must not have Partial")
     if ops <= {"sum", "avg"}:
         averaged = math.prod(mesh_shape[mesh_dim] for mesh_dim, op in source.partials if op == "avg")
         return "sum" if ops else None, averaged
     if len(ops) > 1:
-        raise NotHandled(f"an exchange reduces all parts at once, and {' and '.join(sorted(ops))} do not commute")
+        raise NotHandled(f"an exchange reduces all parts at once, but {' and '.join(sorted(ops))} do not commute")
     return ops.pop(), 1
 
 
@@ -240,7 +242,7 @@ def _shared_outer(mesh_shape: tuple[int, ...]) -> Numbers:
 
 
 def _overlaps(boxes: Numbers, other_boxes: Numbers) -> Numbers:
-    """`overlap` of boxes as arrays."""
+    """Return `overlap` of boxes as arrays."""
     starts = np.maximum(boxes[..., 0], other_boxes[..., 0])
     stops = np.minimum(boxes[..., 1], other_boxes[..., 1])
     return np.stack([starts, np.maximum(starts, stops)], axis=-1)
@@ -251,7 +253,7 @@ def _volumes(boxes: Numbers) -> Numbers:
 
 
 def _are_contiguous(parts: Numbers, boxes: Numbers) -> NDArray[np.bool_]:
-    """`is_contiguous` of boxes as arrays."""
+    """Return `is_contiguous` of boxes as arrays."""
     lengths = parts[..., 1] - parts[..., 0]
     contiguous = np.ones(len(parts), dtype=bool)
     for dim in range(parts.shape[1]):  # the last tensor dim that is cut decides
@@ -261,5 +263,5 @@ def _are_contiguous(parts: Numbers, boxes: Numbers) -> NDArray[np.bool_]:
 
 
 def as_boxes(boxes: Numbers) -> tuple[Box, ...]:
-    """Boxes of shape (boxes, tensor dims, 2) as tuples."""
+    """Convert boxes of shape (boxes, tensor dims, 2) to tuples."""
     return tuple(tuple(map(tuple, box)) for box in boxes.tolist())

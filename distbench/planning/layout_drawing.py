@@ -57,23 +57,23 @@ class Drawing:
 
     @property
     def left_out_note(self) -> str:
-        """Sentence on the tensor dims left out, after a space; "" without such tensor dims."""
+        """Sentence on undrawn tensor dims, with a leading space; "" if all tensor dims are drawn."""
         names = ", ".join(map(str, self.left_out))
         return f" Not drawn: tensor dim {names}, replicated on every rank." if names else ""
 
 
 def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
-    """Return a plan's layouts, or a sentence on why they are not drawn: at most `max_ranks` ranks fit."""
+    """Return a plan's drawing, or the reason why the plan is not drawn, such as more than `max_ranks` ranks."""
     mesh_shape, shape = setting.problem.mesh_shape, setting.problem.shape
     cells = list(product(*(range(size) for size in mesh_shape)))
     if len(cells) > max_ranks:
-        return f"Not drawn: {len(cells)} ranks, at most {max_ranks} fit."
+        return f"Not drawn: {len(cells)} ranks, but at most {max_ranks} fit."
     sharded = {dim for state in plan.states for dim, order in enumerate(state.orders) if order}
-    # Unsharded tensor dims are added up to two, so that a plan over one tensor dim still looks like the tensor.
+    # Add unsharded tensor dims up to two, so that a plan over one tensor dim still looks like the tensor.
     unsharded = [dim for dim in range(setting.tensor_ndim) if dim not in sharded]
     dims = tuple(sorted([*sharded, *unsharded[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
     if len(dims) > MAX_DRAWN_DIMS:
-        return f"Not drawn: the path cuts {len(dims)} tensor dims, at most {MAX_DRAWN_DIMS} fit."
+        return f"Not drawn: the path shards {len(dims)} tensor dims, but at most {MAX_DRAWN_DIMS} fit."
     scenes = []
     for state, step in zip(plan.states, (None, *plan.steps), strict=True):
         boxes = [box_of(state, shape, mesh_shape, cell) for cell in cells]
@@ -98,7 +98,7 @@ Lines = list[str]
 
 
 def diagram_of(drawing: Drawing) -> str:
-    """Return the diagram, within the screen's width, with a heading of its plan."""
+    """Return the diagram with a heading, within the screen's width."""
     panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
     arrows = [_text_arrow(step.text) for step in drawing.plan.steps]
     down = f"tensor dim {drawing.dims[0]} downwards, " if len(drawing.dims) > 1 else ""
@@ -178,11 +178,11 @@ def check_picture(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; name it .png or .svg")
     if not path.parent.is_dir():
-        raise UserError(f"picture {path} cannot be written: folder {path.parent} does not exist; create it first")
+        raise UserError(f"folder {path.parent} of picture {path} does not exist; create the folder first")
 
 
 def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
-    """Draw the recommended plan, and DTensor's default if that is another path; return a sentence on the picture.
+    """Draw the recommended plan, and DTensor's default if its path differs; return a sentence on the picture.
 
     Raises UserError if the file cannot be written.
     """
@@ -226,11 +226,11 @@ def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
 
 def _foot(setting: Setting, rows: Sequence[Drawing]) -> str:
     *outer, inner = setting.mesh
-    hatched = " Hatched: a part of a sum." if any(drawing.has_partials for drawing in rows) else ""
+    hatched = " Hatched areas are parts of a sum." if any(drawing.has_partials for drawing in rows) else ""
     return (
-        f"{setting.tensor} on {format_mesh(setting.mesh)}. A tile is a rank at its place on the mesh (rows: "
-        f"{', '.join(outer) or 'one'}; columns: {inner}); its outline is the tensor. The filled part is held by the "
-        f"rank, in the colour of the rank that had it in the source.{hatched}{rows[0].left_out_note}"
+        f"{setting.tensor} on {format_mesh(setting.mesh)}. Each tile is a rank at its mesh position (rows: "
+        f"{', '.join(outer) or 'one'}, columns: {inner}), and the tile's outline is the tensor. The filled part is "
+        f"the rank's shard, in the colour of the rank that had this part in the source.{hatched}{rows[0].left_out_note}"
     )
 
 

@@ -46,7 +46,9 @@ class State:
         return tuple(mesh_dim for mesh_dim in range(self.mesh_ndim) if mesh_dim not in used_dims)
 
     def placements(self) -> tuple[Placement, ...]:
-        """One per mesh dim; shards have an explicit order where a tensor dim is not sharded from left to right."""
+        """Placements, one per mesh dim; shards have an explicit order if a tensor dim is not sharded from left to
+        right.
+        """
         placements = [Placement()] * self.mesh_ndim
         for mesh_dim, reduce_op in self.partials:
             placements[mesh_dim] = Placement(reduce_op=reduce_op)
@@ -71,7 +73,7 @@ def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
     """
     if any(placement.split_factor is not None for placement in placements):
         text = format_placements(placements)
-        raise ValueError(f"placements {text!r} have a strided shard; write S(tensor dim)[turn] for each of its shards")
+        raise ValueError(f"placements {text!r} have a strided shard; write S(tensor dim)[order] for each shard")
     partials = [
         (mesh_dim, known_reduce_op(placement.reduce_op))
         for mesh_dim, placement in enumerate(placements)
@@ -81,7 +83,7 @@ def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
 
 
 def known_reduce_op(reduce_op: str) -> str:
-    """Return the reduce op; NotHandled for any other than torch's plain ones."""
+    """Return the reduce op; NotHandled for an op that is not one of torch's plain reduce ops."""
     if reduce_op not in REDUCE_OPS:
         raise NotHandled(f"reduce op {reduce_op!r}")
     return reduce_op
@@ -90,7 +92,7 @@ def known_reduce_op(reduce_op: str) -> str:
 def local_shape(state: State, shape: Sequence[int], mesh_shape: Sequence[int]) -> tuple[int, ...]:
     """Return the largest local shape of any rank, in elements; every shard is a ceil-sized chunk of the remainder.
 
-    Nested ceilings are one ceiling of the product, so the shard order does not matter here.
+    Nested ceilings equal one ceiling of the product, so the shape is independent of the shard order.
     """
     counts = [math.prod(mesh_shape[mesh_dim] for mesh_dim in order) for order in state.orders]
     return tuple(-(-size // count) for size, count in zip(shape, counts, strict=True))
@@ -103,7 +105,7 @@ Box = tuple[tuple[int, int], ...]
 def box_of(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> Box:
     """Return the box of one rank: for each tensor dim the interval (start, stop) of the full tensor, stop exclusive.
 
-    The coordinate is the rank's index along each mesh dim; partial mesh dims hold the whole remainder.
+    `coordinate` is the rank's index along each mesh dim; partial mesh dims do not divide boxes.
     """
     box = []
     for size, order in zip(shape, state.orders, strict=True):
@@ -123,11 +125,11 @@ class Move:
     op: str  # one of `cost_profile.COLLECTIVES` or `cost_profile.LOCAL_OPS`
     mesh_dim: int
     source_dim: int = -1  # the tensor dim that the mesh dim sharded before
-    target_dim: int = -1  # the tensor dim that it shards after
+    target_dim: int = -1  # the tensor dim that the mesh dim shards after
 
     @property
     def num_copies(self) -> int:
-        """Number of gathered or scattered tensor dims that are not the first, so not contiguous."""
+        """Number of gathered or scattered tensor dims other than the first, which are not contiguous."""
         return (self.source_dim > 0) + (self.target_dim > 0)
 
 
@@ -140,15 +142,15 @@ NOTHING_ENTERED = -1
 class Graph:
     """torch's graph of redistribution states, shared by all tensors of one rank; see `graph_of`.
 
-    The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.15) without its strided
-    shards: a mesh dim leaves a tensor dim only if it was the last to shard it, and enters one as the last of its order.
-    A shard becomes a partial only where `_get_shard_to_partial_target_states` (torch 2.14 and newer) allows it: where
-    the target has P(sum).
+    The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.15) without strided
+    shards: only the last mesh dim in a tensor dim's shard order may leave, and a mesh dim enters as the last. As in
+        `_get_shard_to_partial_target_states` (torch 2.14 and newer), a shard becomes a partial only on a mesh dim with
+        P(sum) in the target.
 
-    States and moves are small numbers, each computed once. If all shards are even, a price depends only on the set of
-    sharded mesh dims, and of a move only on whether its tensor dims are the first: states of one price share a kind,
-    moves a number. A mesh dim's pending bit is set while it must still leave its current place: bit m for a shard,
-    mesh_ndim + m for a partial.
+    States and moves have small numbers, each computed once. If all shards are even, a price depends only on the set of
+    sharding mesh dims, and on whether the move's tensor dims are the first. States of equal price then share a kind,
+    and moves of equal price share a number. A pending bit is set while a mesh dim must still leave its current
+    placement: bit m for a shard, bit mesh_ndim + m for a partial.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class Graph:
         self._lock = threading.RLock()
 
     def number(self, state: State) -> int:
-        """Return the state's number. Numbers depend on earlier plans, so choices must not depend on them."""
+        """Return the state's number. Numbers depend on earlier plans, so choices must not depend on numbers."""
         number = self._numbers.get(state)
         if number is not None:
             return number
@@ -201,7 +203,7 @@ class Graph:
             return edges
 
     def wanted_entries(self, target: int) -> frozenset[int]:
-        """Entries that bring a state nearer to the target: each prefix of the target's orders, each partial."""
+        """Entries that bring a state nearer to the target: each prefix of the target's shard orders, each partial."""
         if target not in self._wanted:
             state = self.states[target]
             entries = [NOTHING_ENTERED]
@@ -213,7 +215,7 @@ class Graph:
         return self._wanted[target]
 
     def pending(self, source: int, target: int) -> int:
-        """Return bits of the mesh dims that must leave their place in the source before the target can be reached."""
+        """Return bits of the mesh dims that must leave their source placement on every path to the target."""
         start, end = self.states[source], self.states[target]
         bits = 0
         for order, end_order in zip(start.orders, end.orders, strict=True):
@@ -260,7 +262,7 @@ def legal_steps(
     """Return every state one step away, with the step. A partial never becomes another partial.
 
     Args:
-        partial_ops: reduce ops that a replica may be split into: empty unless the target has a partial.
+        partial_ops: reduce ops of partials that a replica may become; empty unless the target has a partial.
         zero_filled: mesh dims whose shards may become P(sum), where the target has P(sum), with torch 2.14 or newer.
     """
     for source_dim, order in enumerate(state.orders):

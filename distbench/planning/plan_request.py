@@ -27,7 +27,7 @@ from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_di
 from distbench.spec.placements import TORCH_PLANNERS, format_placements
 from distbench.spec.printable_text import count_text, cut
 
-PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one per mesh dim"
+PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[order] or P(sum), one per mesh dim"
 MAX_DIGITS = 4000  # Python does not parse longer numbers
 
 
@@ -83,10 +83,10 @@ def setting_of(
         dtype: `f64`, `f32`, `bf16` or `f16`.
         mesh: `2x4`, or `dp_shard=2,tp=4`.
         profile_path: a file, or None for torch's own constants.
-        devices_per_host: devices per host that torch assumes; None: 8 under a profile of NCCL, else 1, as on CPU.
+        devices_per_host: devices per host that torch assumes; None means 8 with a profile of NCCL, else 1 as on CPU.
 
     Raises:
-        UserError: one of them cannot be parsed, or the profile does not cover the mesh.
+        UserError: an argument cannot be parsed, or the profile does not cover the mesh.
     """
     parts = [part.strip() for part in shape.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= MAX_DIGITS and int(part) > 0 for part in parts):
@@ -127,8 +127,8 @@ def _measured(profile: Profile, mesh_sizes: Mapping[str, int], text: str) -> Mea
         measured_dims = sorted({(line.mesh_dim, line.group_size) for line in profile.lines if line.op == "all_gather"})
         covered = ", ".join(f"{name} of {size}" for name, size in measured_dims)
         raise UserError(
-            f"the profile has no price for {missing} of mesh {text}, only for mesh dims {covered}; "
-            f"use such a mesh, e.g. --mesh {format_mesh(profile.mesh)}, or measure yours with distbench calibrate"
+            f"the profile has prices for mesh dims {covered}, but not for {missing} of mesh {text}; use a measured "
+            f"mesh such as --mesh {format_mesh(profile.mesh)}, or measure yours with distbench calibrate"
         )
     return measured_cost(profile, mesh_sizes)
 
@@ -141,8 +141,8 @@ def _uncovered(profile: Profile, mesh_sizes: Mapping[str, int]) -> str | None:
 def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
     """Parse two layouts in torch's notation, e.g. `S(0)[1]S(0)[0]`.
 
-    The target may have Partial where the source has the same, and P(sum) where the source has a shard:
-    `DTensor.redistribute` accepts these (the latter with torch 2.14 or newer, see `zero_filled`).
+    As in `DTensor.redistribute`, a mesh dim of the target may have the source's Partial, or P(sum) if the mesh dim
+    shards the source (with torch 2.14 or newer, see `zero_filled`).
 
     Raises:
         UserError: a layout cannot be parsed, or does not fit the tensor or mesh.
@@ -151,8 +151,8 @@ def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
     for mesh_dim in dict(set(states[1].partials) - set(states[0].partials)).keys() - zero_filled(*states):
         before, after = (state.placements()[mesh_dim] for state in states)
         raise UserError(
-            f"{source} -> {target} turns {format_placements([before])} into {format_placements([after])}; "
-            "DTensor.redistribute turns only S(dim) into Partial, and only into P(sum); write R or S(dim) there"
+            f"{source} -> {target} converts {format_placements([before])} to {format_placements([after])}, but "
+            "DTensor.redistribute makes Partial only from S(dim), as P(sum); write R or S(dim) instead"
         )
     return states
 
@@ -177,13 +177,13 @@ def _state(text: str, setting: Setting) -> State:
         )
     if len(ops := {op for _, op in state.partials}) > 1 and ops != {"sum", "avg"}:
         raise UserError(
-            f"{text!r} mixes the reduce ops {', '.join(sorted(ops))}, which DTensor rejects; use one of them"
+            f"{text!r} mixes the reduce ops {', '.join(sorted(ops))}, which DTensor rejects; use one reduce op"
         )
     return state
 
 
 def every_pair(setting: Setting) -> Iterator[tuple[State, State]]:
-    """All ordered pairs of different layouts in default shard order; sources of R, S and P(sum), targets of R, S."""
+    """Yield all ordered pairs of different layouts in default shard order, from R, S and P(sum) to R and S."""
     shards = ["R", *(f"S({tensor_dim})" for tensor_dim in range(setting.tensor_ndim))]
     targets = ["".join(choice) for choice in product(shards, repeat=len(setting.mesh))]
     sources = ["".join(choice) for choice in product([*shards, "P(sum)"], repeat=len(setting.mesh))]
@@ -205,7 +205,7 @@ BUDGET_S, START_S = 20.0, 120.0
 
 @dataclass(frozen=True)
 class TorchAnswers:
-    """torch's version, one answer per planner and pair, and why it makes no partial of a shard (None if it does).
+    """torch's version, one answer per planner and pair, and why torch converts no shard to a partial (None if it does).
 
     Version and reason are None if the query of torch failed.
     """
@@ -216,7 +216,7 @@ class TorchAnswers:
 
 
 def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: float = BUDGET_S) -> TorchAnswers:
-    """Return each pair's path by torch's own planners; after `budget_s` seconds of planning, pairs are left out.
+    """Return each pair's path by torch's own planners; after `budget_s` seconds of planning, further pairs get no path.
 
     Never raises: the answers include errors of torch.
     """

@@ -21,18 +21,18 @@ from distbench.planning.search import cheapest_route, priced_steps
 from distbench.show.units import percent_text, size_text, time_text
 from distbench.spec.placements import BASELINE, PLANNERS, TORCH_PLANNERS
 
-# Planners whose predictions are this close count as equal, and the one that is simplest to use wins.
+# Planners whose predictions are this close count as equal; the planner that is simplest to use wins.
 EQUAL_SHARE = 0.02
 # distbench's planners are recommended if predicted faster than torch's path by this share. Smaller measured gains
 # were noise or losses: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2), six were slower than the better one of
-# torch's two planners (by 1.5 to 11 %), and these were predicted 1 to 6 % faster.
+# torch's two planners (by 1.5 to 11 %), although predicted 1 to 6 % faster.
 LEAVING_SHARE = 0.10
 
 
 def choose(predicted_s: Mapping[str, float]) -> str:
-    """Return the planner to use by predicted seconds of at least one planner, in order of simplicity.
+    """Return the planner to use from predicted seconds of at least one planner, in order of simplicity.
 
-    It is the better one of torch's (greedy if equal), or the fastest of ours if that is faster by more than
+    This is the faster of torch's planners (greedy if equal), or distbench's fastest planner if faster by more than
     LEAVING_SHARE.
     """
     torchs = _fastest({name: value for name, value in predicted_s.items() if name in TORCH_PLANNERS})
@@ -48,7 +48,7 @@ def _fastest(predicted_s: Mapping[str, float]) -> str | None:
     return next((name for name, value in predicted_s.items() if value <= limit), None)
 
 
-# Above this many ranks no exchange is planned: its time grows with their square.
+# Above this many ranks no exchange is planned, since planning time grows with the square of ranks.
 MAX_DIRECT_RANKS = 512
 
 
@@ -67,7 +67,7 @@ class PlannedStep:
 
     @property
     def text(self) -> str:
-        """`all_gather over tp`, `local cut`."""
+        """Text of the step, such as `all_gather over tp` or `local cut`."""
         return f"{self.op} over {self.over}" if self.is_collective else f"local {self.op}"
 
 
@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def error(self) -> float | None:
-        """Expected relative error of `seconds`, its steps' errors weighted by their time; None without a profile."""
+        """Expected relative error of `seconds`, the steps' errors weighted by time; None without a profile."""
         if any(step.error is None for step in self.steps):
             return None
         weighted = sum((step.error or 0.0) * step.seconds for step in self.steps)
@@ -129,12 +129,12 @@ class Advice:
         return self.plans[choose({planner: plan.seconds for planner, plan in self.plans.items()})]
 
     def received_ratio(self, plan: Plan) -> float | None:
-        """Return received bytes over the receive lower bound; None if that is 0 or unknown."""
+        """Return received bytes divided by the receive lower bound; None if the bound is 0 or unknown."""
         return plan.received_bytes / self.least_bytes if self.least_bytes else None
 
 
 def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, number: int = 0) -> Advice:
-    """Return every planner's plan for one pair; torch's are its answers of that number."""
+    """Return every planner's plan for one pair; torch's plans are its answers at index `number`."""
     zero_fill = torch.no_zero_fill is None
     route = cheapest_route(setting.problem, setting.model, source, target, zero_fill=zero_fill)
     outcomes: dict[str, Plan | str] = {
@@ -216,7 +216,7 @@ def _num_copies(source: State, target: State) -> int:
 
 
 def direct_line(setting: Setting) -> Line | None:
-    """Return the profile's line for this all-to-all over the whole mesh; None if it was not measured."""
+    """Return the profile's line for a direct exchange over the whole mesh; None without a measurement."""
     if setting.profile is None:
         return None
     return setting.profile.line(DIRECT, "x".join(setting.mesh), setting.num_ranks)
@@ -225,8 +225,8 @@ def direct_line(setting: Setting) -> Line | None:
 def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> tuple[float, float]:
     """Return (predicted seconds, their expected relative error) of one all-to-all with splits.
 
-    Priced by the profile's own line for it, if any, from the busiest rank's transfers and copies. Otherwise as one
-    all-to-all per crossed mesh dim, one after the other, which is too slow where links work at the same time.
+    The price is that of the profile's line for direct exchanges, if any, from the busiest rank's transfers and copies.
+    Otherwise it is the sum of one all-to-all per crossed mesh dim, which is too high if links work at the same time.
     """
     if line := direct_line(setting):
         busiest, num_times, num_messages = exchange.load()
@@ -236,7 +236,7 @@ def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> 
     for mesh_dim, num_bytes in enumerate(_crossing_bytes(setting, exchange)):
         if num_bytes:
             size = setting.problem.mesh_shape[mesh_dim]
-            # A line is over the whole buffer, including a rank's own part, which is not sent.
+            # A line's payload is the whole buffer, including the rank's own part, which is not sent.
             payload = num_bytes * size / (size - 1)
             seconds = setting.model.seconds(ALL_TO_ALL, mesh_dim, payload, num_copies)
             total += seconds
@@ -247,7 +247,7 @@ def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> 
 def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
     """Return for each mesh dim the bytes that the busiest rank sends or receives over it.
 
-    Two ranks use the outermost mesh dim in which they differ, their slowest link.
+    Two ranks communicate over the outermost mesh dim in which they differ, their slowest link.
     """
     cells = np.indices(setting.problem.mesh_shape).reshape(len(setting.mesh), -1)
     outermost = (cells[:, exchange.senders] != cells[:, exchange.receivers]).argmax(axis=0)
@@ -268,7 +268,7 @@ HOW = {
 
 
 def verdict(setting: Setting, advice: Advice) -> str:
-    """Return the planner to use, the reason, and how reliable that is."""
+    """Return the planner to use, the reason, and the reliability of the reason."""
     use, default = advice.use, advice.plans.get(BASELINE)
     if advice.source == advice.target:
         return "Nothing to do: source and target are the same."
@@ -278,12 +278,14 @@ def verdict(setting: Setting, advice: Advice) -> str:
         reason = f"predicted {time_words(use.seconds)}, the shortest of all plans"
     elif use is default:
         reason = (
-            f"neither calibrated nor direct is predicted more than {percent_text(LEAVING_SHARE)} faster, "
+            f"neither calibrated nor direct is predicted to be more than {percent_text(LEAVING_SHARE)} faster, "
             "and min_cost is not faster"
         )
     else:
-        sent = f"each rank sends {size_text(use.sent_bytes)}, not {size_text(default.sent_bytes)}"
-        share = f"predicted {time_words(use.seconds)}, {use.seconds / default.seconds:.2f} of {BASELINE}'s time"
+        sent = f"each rank sends {size_text(use.sent_bytes)} instead of {size_text(default.sent_bytes)}"
+        share = (
+            f"predicted {time_words(use.seconds)}, {percent_text(use.seconds / default.seconds)} of {BASELINE}'s time"
+        )
         is_same = use.sent_bytes == default.sent_bytes
         reason = f"{share}, for the same bytes sent per rank" if is_same else f"{share}; {sent}"
     return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {how(setting, advice)}."
@@ -318,7 +320,7 @@ MAX_WORK = 4_000_000
 
 @dataclass(frozen=True)
 class PairRanking:
-    """Every pair's advice, in order of the largest difference."""
+    """Every pair's advice, largest difference first."""
 
     advices: tuple[Advice, ...]  # by predicted time of DTensor's default over the best plan's
     num_used: dict[str, int]  # planner to the number of pairs for which it is recommended
@@ -327,7 +329,7 @@ class PairRanking:
 
 
 def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list[tuple[State, State]]:
-    """Return all pairs, or as many random ones of a large mesh as take about ten seconds; always the same ones."""
+    """Return all pairs, or for a large mesh a fixed random sample that takes about ten seconds to plan."""
     count = max(MAX_WORK // setting.num_ranks**2, 1)
     return list(pairs) if len(pairs) <= count else random.Random(0).sample(list(pairs), count)
 
@@ -351,7 +353,9 @@ def ranking_of(
 
 
 def times_longer(advice: Advice) -> float:
-    """DTensor's default plan's time over the best plan's; 1 if both are free, 0 if torch gave no default plan."""
+    """Return the time of DTensor's default plan divided by the best plan's; 1 if both are 0 s, 0 without a default
+    plan.
+    """
     if BASELINE not in advice.plans:
         return 0.0
     default, best = advice.plans[BASELINE].seconds, min(plan.seconds for plan in advice.plans.values())

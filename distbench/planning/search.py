@@ -35,7 +35,7 @@ from distbench.planning.placement_states import (
 )
 
 # A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest
-# bits count labels in a search. So one addition adds three sums, one comparison is lexicographic, and both are exact.
+# bits count labels in a search. One addition then adds three sums, one comparison is lexicographic, and both are exact.
 COUNTER_BITS, PEAK_BITS, COLLECTIVE_BITS, SENT_BITS = 24, 64, 12, 64
 PEAK_SHIFT = COUNTER_BITS
 COLLECTIVE_SHIFT = PEAK_SHIFT + PEAK_BITS
@@ -99,8 +99,8 @@ class StepPrice:
 class Pricing:
     """The prices of one problem under one cost model, computed on demand.
 
-    By the model more bytes must never be cheaper; steps that hold more than `peak_cap_bytes` are forbidden. `rows` maps
-    kind of state, and number of move, to (packed price, held bytes shifted into place).
+    The model's prices must never fall with more bytes; steps that hold more than `peak_cap_bytes` are forbidden. `rows`
+    maps a kind of state and a move's number to (packed price, held bytes shifted into place).
     """
 
     def __init__(self, graph: Graph, problem: Problem, model: MeshCost, peak_cap_bytes: int | None) -> None:
@@ -113,7 +113,7 @@ class Pricing:
         self._labels: dict[tuple[str, int, int, int], int] = {}
 
     def label(self, node: int, number: int) -> tuple[int, int]:
-        """(packed price, held bytes shifted into place) of a step; FORBIDDEN instead of a price above the cap."""
+        """Return (packed price, held bytes shifted into place) of a step; the price is FORBIDDEN above the cap."""
         graph = self.graph
         mask = graph.sharded_masks[node]
         if self.even:
@@ -145,7 +145,7 @@ class Pricing:
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
         """Return a packed lower bound of a collective from a state whose sharding mesh dims are `mask`.
 
-        It is the price of an unpadded share without copies, for any sharded tensor dim.
+        The bound is the price of an unpadded share without copies, for any sharded tensor dim.
         """
         if self.even:
             return self._labels.get((op, mesh_dim, mask, 0)) or self._even_label(op, mesh_dim, mask, 0)
@@ -195,7 +195,7 @@ class PricedStep(NamedTuple):
 
 def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
     """Price a path's steps on the busiest rank; ValueError if neighbours are not one legal step apart."""
-    # A separate graph: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
+    # A separate graph, since `price` needs no shared numbers and uneven prices are right for even shards too.
     graph = Graph(len(problem.mesh_shape), len(problem.shape))
     pricing = Pricing(graph, problem, model, None)
     steps = []
@@ -211,12 +211,12 @@ def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> 
 
 
 def least_received_bytes(problem: Problem, source: State, target: State) -> int:
-    """Return the receive lower bound: bytes of the target minus the source, on the rank that lacks most.
+    """Return the receive lower bound: bytes of the target minus the source, on the rank with most missing bytes.
 
     Raises NotHandled if one side has a partial.
     """
     if source.partials:
-        raise NotHandled("the least received bytes of partial sums depend on which rank adds them")
+        raise NotHandled("the least received bytes of partial sums depend on the ranks that add them")
     return max(plan_exchange(source, target, problem.shape, problem.mesh_shape).received) * problem.itemsize
 
 
@@ -227,7 +227,7 @@ def pack(seconds: float, sent_bytes: int, is_collective: bool) -> int:
 
 
 def unpack(label: int) -> tuple[float, int, int, int]:
-    """(seconds, bytes sent, collectives, peak bytes) of a search's label."""
+    """Return (seconds, bytes sent, collectives, peak bytes) of a search's label."""
     sent = label >> SENT_SHIFT & (1 << SENT_BITS) - 1
     num_collectives = label >> COLLECTIVE_SHIFT & (1 << COLLECTIVE_BITS) - 1
     return (label >> TIME_SHIFT) / FEMTOSECONDS_PER_S, sent, num_collectives, label >> PEAK_SHIFT & (1 << PEAK_BITS) - 1
@@ -248,14 +248,14 @@ def _sent_bytes(op: str, payload: int, size: int) -> int:
 
 
 class Bounds(dict[int, int]):
-    """Least packed price from a state with these pending bits (see `Graph`) to one that the target's bits shard: a
-    lower bound of the remaining price for A*.
+    """Lower bounds of the remaining price for A*: least packed prices by pending bits (see `Graph`) to any state that
+    the target's mesh dims shard.
 
-    It ignores which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already (here
-    they always do, as do those that a zero-fill may take out of a shard at any time, here for nothing). Every real path
-    maps to such an abstract path that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is
-    admissible and consistent. Bytes are unpadded shares: padding depends on the ignored tensor dim, and could exceed
-    the bytes of the cheapest path.
+    A bound ignores the sharded tensor dims and their shard orders. The target's mesh dims count as sharding from the
+    start, and so do mesh dims that a zero-fill may release at any time, here at no cost. Every real path maps to an
+    abstract path that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is admissible and
+    consistent. Bytes are unpadded shares, since padding depends on the ignored tensor dim and could exceed the bytes of
+    the cheapest path.
     """
 
     def __init__(self, pricing: Pricing, target: int) -> None:
@@ -273,7 +273,7 @@ class Bounds(dict[int, int]):
         least = self._gather(gathered)
         if rest := (bits ^ gathered) & ~self.zero_filled:
             least += self._leave(rest, self.target | gathered)
-        # One more shard makes everything else smaller, and must be gathered again.
+        # One more shard makes all other steps smaller, but must be gathered again.
         unsharded = self.others & ~gathered
         while unsharded:
             bit = unsharded & -unsharded
@@ -295,7 +295,7 @@ class Bounds(dict[int, int]):
         return self._gathers[sharding]
 
     def _leave(self, bits: int, sharded: int) -> int:
-        """Price of moving each of these mesh dims out of its shard or partial while all of `sharded` shard."""
+        """Return the price of moving each of these mesh dims out of its shard or partial while `sharded` shard."""
         total = 0
         for mesh_dim in range(self.mesh_ndim):
             if bits >> mesh_dim & 1:
@@ -310,14 +310,14 @@ _COUNTER = (1 << COUNTER_BITS) - 1
 
 
 class NoPath(Exception):
-    """No path fits the memory cap, or none exists (a shard or a partial becomes no other partial in one step)."""
+    """No path fits the memory cap, or no path exists: no step converts a shard or a partial to another partial."""
 
 
 @dataclass(frozen=True)
 class Route:
     """A cheapest path, source and target included; bytes are those of the busiest rank.
 
-    `peak_bytes` is the most that a step holds, its local tensors before and after; only the source without a step.
+    `peak_bytes` is the largest size of a step's local tensors before and after; for no steps, the source's size.
     """
 
     states: tuple[State, ...]
@@ -335,10 +335,10 @@ def cheapest_route(
     peak_cap_bytes: int | None = None,
     zero_fill: bool = False,
 ) -> Route:
-    """Return the path of least time; then fewest bytes sent, fewest collectives, least peak: equal on all ranks.
+    """Return the path of least time, then fewest bytes sent, fewest collectives and least peak; equal on all ranks.
 
-    A* (Hart, Nilsson, Raphael 1968). More bytes must never be cheaper by the model, and no step may hold more than
-    `peak_cap_bytes`. `zero_fill`: torch can convert a shard to the target's P(sum).
+    The search is A* (Hart, Nilsson, Raphael 1968). The model's prices must never fall with more bytes, and no step may
+    hold more than `peak_cap_bytes`. `zero_fill`: torch can convert a shard to the target's P(sum).
 
     Raises:
         NoPath: no path exists, or the cap forbids every path.
@@ -356,9 +356,9 @@ def cheapest_route(
 
 
 def least_peak_route(problem: Problem, model: MeshCost, source: State, target: State, zero_fill: bool = False) -> Route:
-    """Return the cheapest of the paths with the least peak; NoPath without a path.
+    """Return the cheapest of the paths with the least peak; NoPath if no path exists.
 
-    A path's peak is a bottleneck: Dijkstra's search, with the larger of two instead of their sum.
+    The peak is found by Dijkstra's search with the larger of two peaks instead of their sum.
     """
     if source == target:
         return cheapest_route(problem, model, source, target)
@@ -384,12 +384,12 @@ def _searcher(
 
 
 def forget_prices() -> None:
-    """Drop cached data of single tensors, so that the next plan takes as long as a tensor's first one."""
+    """Drop cached data of single tensors, so that the next plan takes as long as a tensor's first plan."""
     _searcher.cache_clear()
 
 
 class _Searcher:
-    """One problem's prices and bounds, kept for its next plans."""
+    """One problem's prices and bounds, cached for later plans."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing, self.graph = pricing, pricing.graph
@@ -402,7 +402,7 @@ class _Searcher:
         return self._bounds[mask]
 
     def search(self, start: int, end: int) -> tuple[int, dict[int, int]]:
-        """(the target's label, each reached state's predecessor)."""
+        """Return (the target's label, each reached state's predecessor)."""
         graph, price, rows = self.graph, self.pricing.label, self.pricing.rows
         edges_of, kinds, end_entries, bounds = graph.edges, graph.kinds, graph.wanted_entries(end), self.bounds(end)
         best = {start: 0}

@@ -18,13 +18,13 @@ Dims = int | Mapping[str, int | None]
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch: tensors in dicts, lists, tuples and dataclasses, nested in any way; other values stay as they are."""
+    """A batch: tensors in dicts, lists, tuples and dataclasses, nested in any way; other values are unchanged."""
 
     tree: Any  # what `make_batch` returned
     # Batch dims that the scenario declares; None to derive them from the first tensor
     dims: Dims | None = None
     sequence_dims: Dims | None = None  # the same for sequence dims
-    place: str = ""  # `file:line` of the function that made it, for messages
+    place: str = ""  # `file:line` of the function that made the batch, for messages
 
     @property
     def origin(self) -> str:
@@ -33,11 +33,11 @@ class Batch:
 
     @property
     def first(self) -> torch.Tensor:
-        """The first tensor with a tensor dim. Raises UserError without such a tensor."""
+        """The first tensor with a tensor dim; raises UserError if all tensors are scalars."""
         first_tensor = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
         if first_tensor is None:
             raise UserError(
-                f"{self.origin} gives {kind_of(self.tree)} without a tensor that can be split over ranks; return "
+                f"{self.origin} returns {kind_of(self.tree)} without a tensor that can be split over ranks; return "
                 "tensors of the global batch, batch first, in a dict, list, tuple or dataclass"
             )
         return first_tensor
@@ -52,7 +52,7 @@ class Batch:
     def split_dims(self) -> dict[str, int]:
         """Map the name of each tensor that is split over data parallel ranks to the tensor dim that is split.
 
-        By default, tensor dim 0 of every tensor that has the first tensor's length there. Other tensors, such as a mask
+        The default is tensor dim 0 of every tensor with the first tensor's length. Other tensors, such as a mask
         of sequence x sequence, are whole on every rank.
 
         Raises:
@@ -64,20 +64,20 @@ class Batch:
         return {name: 0 for name, tensor in tensors_of(self.tree) if tensor.ndim and tensor.shape[0] == length}
 
     def guessed(self) -> str:
-        """Return a note on which tensors are split, where the scenario declares nothing and tensors differ."""
+        """Return a note on split and unsplit tensors, if the scenario declares no batch dims and tensors differ."""
         if self.dims is not None:
             return ""
         if isinstance(self.tree, list) and all(isinstance(item, Mapping | list | tuple) and item for item in self.tree):
-            return "; in a list of samples, the tensors of each sample are split: stack the samples, batch first"
+            return "; a list of samples is split within each sample, so stack the samples, batch first"
         split = self.split_dims
         unsplit = [name for name, tensor in tensors_of(self.tree) if tensor.ndim and name not in split]
         if not unsplit:
             return ""
         guess = f"{_listed(split)} split over data parallel ranks and {_listed(unsplit)} not"
-        return f"; of the batch {guess}: set batch_dims if that is wrong"
+        return f"; of the batch {guess} (change this with batch_dims)"
 
     def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
-        """Return the tensor dim of the sequence by name: `seq_dim` of tensors that are as long there as the first."""
+        """Map tensor names to the sequence dim: `seq_dim` of tensors whose length there equals the first tensor's."""
         if self.sequence_dims is not None:
             return self._said(self.sequence_dims, "sequence_dims")
         at = plan.seq_dim
@@ -92,16 +92,16 @@ class Batch:
         for pattern, tensor_dim in (dims if isinstance(dims, Mapping) else dict.fromkeys(with_dims, dims)).items():
             matched = [pattern] if pattern in tensors else fnmatch.filter(tensors, pattern)
             if not matched:
-                raise UserError(f"{option} names {pattern!r}, and the batch has {', '.join(tensors) or 'no tensors'}")
+                raise UserError(f"{option} names {pattern!r}, but the batch has {', '.join(tensors) or 'no tensors'}")
             if tensor_dim is None:
                 continue
             for name in matched:
                 shape = list(tensors[name].shape)
                 if not -len(shape) <= tensor_dim < len(shape):
-                    raise UserError(f"{option} splits {name} on tensor dim {tensor_dim}, its shape is {shape}")
+                    raise UserError(f"{option} splits {name} on tensor dim {tensor_dim}, but its shape is {shape}")
                 split_dims[name] = tensor_dim % len(shape)
         if not split_dims:
-            raise UserError(f"{option}={dims!r} splits no tensor of the batch; map a tensor's name to its tensor dim")
+            raise UserError(f"{option}={dims!r} splits no tensor of the batch; map tensor names to tensor dims")
         return split_dims
 
     def part(self, index: int, count: int, device: torch.device) -> Any:
@@ -133,18 +133,20 @@ def batch_of(scenario: Scenario) -> Batch:
         name for name, leaf in leaves_of(tree) if type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 0) > 0
     )
     if array := next(arrays, None):
-        raise UserError(f"{batch.origin} gives {array} as a numpy array; give tensors: torch.from_numpy(...)")
+        raise UserError(f"{batch.origin} returns {array} as a numpy array; return tensors by torch.from_numpy(...)")
     if meta := next((name for name, tensor in tensors_of(tree) if tensor.is_meta), None):
-        raise UserError(f"{batch.origin} gives {meta} on the meta device; give values, on the CPU")
+        raise UserError(f"{batch.origin} returns {meta} on the meta device; return values on the CPU")
     tensors = dict(tensors_of(tree))
     if odd := next((name for name in batch.split_dims if tensors[name].layout != torch.strided), None):
         kind = str(tensors[odd].layout).removeprefix("torch.")
         raise UserError(
-            f"{batch.origin} gives {odd} as a {kind} tensor, which cannot be split over ranks; return it dense and "
-            "convert it in call=, or keep it whole on every rank by batch_dims"
+            f"{batch.origin} returns {odd} as a {kind} tensor, which cannot be split over ranks; return a dense "
+            "tensor and convert it in call=, or leave the tensor unsplit with batch_dims"
         )
     if not batch.length:
-        raise UserError(f"{batch.origin} gives a batch of no samples; give one or more for each data parallel rank")
+        raise UserError(
+            f"{batch.origin} returns a batch of no samples; return at least one sample per data parallel rank"
+        )
     return batch
 
 
@@ -154,16 +156,16 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def forward(model: Any, inputs: Any) -> Any:
-    """Call the model: a dict is its keyword arguments, a list or tuple its arguments, others its only argument."""
+    """Call the model with a dict as keyword arguments, a list or tuple as arguments, others as only argument."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
 
 
 def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], None] = lambda _: None) -> torch.Tensor:
-    """Run forward and loss on a batch or a part of it. `keep` gets the model's output, if distbench calls the model.
+    """Run forward and loss on a batch or a part of it. If distbench calls the model, `keep` receives the output.
 
-    The scenario's `call` does all of it if it is given. Otherwise a dict or a tuple is passed to the model as its
+    The scenario's `call`, if given, runs forward and loss. Otherwise a dict or a tuple is passed to the model as its
     arguments; with a `loss`, a pair is inputs and targets. Without a `loss`, the model returns the loss: a scalar, the
     `loss` of its output, or the first item of a tuple or list.
 
@@ -195,4 +197,4 @@ def _scalar(loss: Any, who: str, advice: str = "") -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss if loss.ndim == 0 else loss.reshape(())
     returned = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
-    raise UserError(f"{who} returns {returned}, it must return the loss, one number{advice}")
+    raise UserError(f"{who} returns {returned} instead of the loss, one number{advice}")

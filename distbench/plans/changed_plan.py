@@ -12,7 +12,7 @@ from distbench.spec.plan import ULYSSES
 
 
 def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any:
-    """Return the scenario of a variant, its plan changed; results that are not a Scenario are returned unchanged.
+    """Return the scenario of a variant with the changed plan; other results than a Scenario are returned unchanged.
 
     Raises:
         UserError: the plan lacks the part that a change applies to.
@@ -25,11 +25,11 @@ def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any
 
 
 def changed_plan(plan: ParallelPlan, knobs: Mapping[str, Any]) -> ParallelPlan:
-    """Return the plan with every change applied; a change to the mesh leaves the plan as it is."""
+    """Return the plan with every change applied; changes to the mesh do not change the plan."""
     for name, value in knobs.items():
         needs = KNOBS[name].needs
         if needs and getattr(plan, needs) is None:
-            raise UserError(f"{name} changes a plan's {needs}, and this plan has none; leave it out")
+            raise UserError(f"{name} changes a plan's {needs}, which this plan lacks; leave {name} out")
         plan = _changed(plan, name.rpartition(".")[2], value)
     return plan
 
@@ -66,20 +66,20 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
 
 
 def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
-    """Patterns of the modules that `plan.checkpoint=full` checkpoints."""
+    """Return patterns of the modules that `plan.checkpoint=full` checkpoints."""
     wrapped = plan.fsdp.wrap if plan.fsdp is not None else ()
     return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
 
 
 def mesh_dims_of(plan: ParallelPlan) -> list[str]:
-    """The mesh dims that a plan uses, each once."""
+    """Return the mesh dims that a plan uses, without duplicates."""
     mesh_dims = [part.mesh_dim for part in (plan.pipeline, plan.cp) if part is not None]
     mesh_dims += [*(plan.fsdp.replicate_dims if plan.fsdp else ()), *(plan.ddp.mesh_dims if plan.ddp else ())]
     return list(dict.fromkeys(mesh_dims + sharding_dims_of(plan)))
 
 
 def sharding_dims_of(plan: ParallelPlan) -> list[str]:
-    """The mesh dims over which a plan shards parameters, or gives ranks different ones."""
+    """Return the mesh dims over which a plan shards parameters or gives ranks different parameters."""
     mesh_dims = [plan.pipeline.mesh_dim] if plan.pipeline else []
     if plan.fsdp:
         mesh_dims += [*plan.fsdp.mesh_dims, *(name for dims in plan.fsdp.unit_mesh_dims.values() for name in dims)]

@@ -37,12 +37,12 @@ class Sharded:
 
 
 def present(mesh_dims: Sequence[str], context: RankContext) -> list[str]:
-    """Return those of the mesh dims that this mesh has."""
+    """Return the given mesh dims that this mesh has."""
     return [name for name in mesh_dims if name in context.mesh_dims]
 
 
 def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Sharded:
-    """Apply `fully_shard` to every unit (`replicate` where nothing shards), deepest first, then to the root.
+    """Apply `fully_shard` to every unit (`replicate` without sharding), deepest first, then to the root.
 
     Raises:
         Skipped: CPU offload on a CPU device.
@@ -51,7 +51,8 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
 
     if plan.offload is not None and not is_accelerator(context.device.type):
         raise Skipped(
-            f"CPU offload: the shards of a CPU run are in host memory already; use --device {ANY_ACCELERATOR}"
+            "CPU offload needs an accelerator, since the shards of a CPU run are in host memory; use --device "
+            f"{ANY_ACCELERATOR}"
         )
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
@@ -87,7 +88,7 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
 
 
 def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
-    """Average the model's gradients in DDP's buckets."""
+    """Apply DDP, which averages the model's gradients in buckets."""
     group = flatten_mesh(context.mesh, present(plan.mesh_dims, context)).get_group()
     names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
     options = {name: value for name in names if (value := getattr(plan, name)) is not None}
@@ -125,12 +126,12 @@ def _mesh(plan: FsdpPlan, context: RankContext) -> dict[str, Any]:
 
 
 def data_parallel_size(plan: FsdpPlan, context: RankContext) -> int:
-    """Number of ranks over which gradients are summed; the default divisor of the sum."""
+    """Return the number of ranks over which gradients are summed, the default divisor of the sum."""
     return context.index((*plan.mesh_dims, *plan.replicate_dims))[1]
 
 
 def shard_placement_of(plan: FsdpPlan, num_shards: int) -> Callable[[Any], Any] | None:
-    """The plan's `shard_placement_fn`; None if all parameters are sharded on tensor dim 0."""
+    """Return the plan's `shard_placement_fn`; None if all parameters are sharded on tensor dim 0."""
     if not isinstance(plan.shard_placement, LargestDim):
         return plan.shard_placement
 
@@ -173,7 +174,9 @@ def _configure(units: Mapping[str, Any], plan: FsdpPlan, context: RankContext) -
 
 
 def is_function(value: Any) -> bool:
-    """Whether a value of `configure` computes the setter's argument; objects of a class with `__call__` do not."""
+    """Return whether a value of `configure` is a function that computes the setter's argument; callable objects are
+    not.
+    """
     return inspect.isroutine(value) or isinstance(value, functools.partial)
 
 
@@ -204,9 +207,9 @@ def _counters(model: nn.Module, unsharded: dict[str, nn.Parameter], plan: FsdpPl
 
 
 def average_whole_gradients(model: nn.Module, sharded: Sharded, plan: FsdpPlan | None, context: RankContext) -> None:
-    """Average the gradients of parameters that FSDP ignores, each when backward finishes it.
+    """Average the gradients of parameters that FSDP ignores, each once backward has finished it.
 
-    Averaging an average again changes nothing, so micro-batches may accumulate over it.
+    A second average changes nothing, so micro-batches may accumulate gradients.
     """
     if plan is None or not sharded.kept_whole:
         return

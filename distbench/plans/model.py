@@ -21,13 +21,13 @@ from distbench.spec.errors import nearest
 from distbench.spec.printable_text import count_text
 from distbench.torch_private import Unsupported
 
-# Sequences that are built from their items: their constructors take more arguments than the items.
+# Sequences whose constructors accept more arguments than the items.
 FILLED = (deque, UserList)
-# Larger models are not built with values to find out which tensors are computed from parameters.
+# Larger models are not built with values to find tensors that are computed from parameters.
 MOST_DRAWN = 100_000_000
 # Attributes of every module.
 OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
-# End of the name of a flat parameter, which FSDP1 makes of many.
+# End of the name of a flat parameter, into which FSDP1 joins many parameters.
 FLAT = "_flat_param"
 
 
@@ -52,7 +52,7 @@ def leaves_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name: str = "") -> Any:
-    """Return the same structure with each tensor changed; containers without a changed tensor stay the same object."""
+    """Return the same structure with each tensor changed; containers without a changed tensor are returned as is."""
     if isinstance(tree, torch.Tensor):
         return change(name, tree)
     parts = _parts(tree)
@@ -61,7 +61,7 @@ def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name:
 
 
 def _with_parts(tree: Any, new: dict[Any, Any]) -> Any:
-    """Copy and change: a constructor may take other arguments, or change the ones that it gets."""
+    """Copy and change: a constructor may accept other arguments, or change its arguments."""
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return tree._replace(**new)  # type: ignore[attr-defined]
     if isinstance(tree, list | tuple):
@@ -107,7 +107,7 @@ def _fields_of(tree: Any) -> list[tuple[str, Any]]:
 
 
 def whole_on_cpu(build_model: Callable[[], Any], seed: int) -> Any:
-    """Build a model with all values, the same on every rank, for a function that reads its parameters' values.
+    """Build a model with all values, equal on all ranks, for a function that reads parameter values.
 
     Raises:
         MemoryError: the model has more than 100 M parameters.
@@ -129,7 +129,7 @@ def _built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool
     """Return the model, and whether it can only be built with all values.
 
     A function that reads values of other tensors than its parameters (such as the rates of stochastic depth) runs on
-    the CPU, with only its parameters on the meta device; one that reads parameters runs with all values first.
+    the CPU, with only its parameters on the meta device; a function that reads parameters runs with all values first.
     """
     needs_values = False
     with blamed("build_model", build_model):
@@ -156,7 +156,7 @@ def _built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool
 
 
 def _move_parameters(model: nn.Module) -> None:
-    """Move to the meta device; shared parameters stay shared, while torch would make one per holder."""
+    """Move to the meta device; shared parameters stay shared, while torch would make a parameter per module."""
     moved: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -168,7 +168,7 @@ def _move_parameters(model: nn.Module) -> None:
 def _built_with_values(
     build_model: Callable[[], Any], seed: int, num_parameters: int, attributes: Mapping[tuple[str, str], Any]
 ) -> nn.Module:
-    """Return the model with values for tensors other than parameters, and for parameters that those are made of."""
+    """Return the model with values for tensors other than parameters, and for the parameters that determine them."""
     with blamed("build_model", build_model), _seeded(seed), torch.device("cpu"):
         with _registering(_on_meta):
             model: nn.Module = build_model()
@@ -183,15 +183,15 @@ def _built_with_values(
         if not of_parameters:
             return model
         if num_parameters > MOST_DRAWN:
-            problem = f"build_model ({place_of(build_model)}) makes {of_parameters[0]} of parameters"
+            problem = f"build_model ({place_of(build_model)}) computes {of_parameters[0]} from parameters"
             raise UserError(
-                f"{problem}, which have no values in a model of {num_parameters:,}; compute it from constants"
+                f"{problem}, which have no values in a model of {num_parameters:,} parameters; use constants instead"
             )
         return build_model()  # type: ignore[no-any-return]
 
 
 def _attributes_of(model: nn.Module, wanted_keys: Iterable[tuple[str, str]] = ()) -> dict[tuple[str, str], Any]:
-    """Tensors on the meta device that modules keep as plain attributes, alone or in containers, and the wanted ones."""
+    """Return meta tensors that are plain attributes of modules, alone or in containers, and the wanted attributes."""
     keys = set(wanted_keys)
     return {
         (name, attribute): value
@@ -239,7 +239,7 @@ def _registering(change: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[Non
 
 @dataclass(frozen=True)
 class Fact:
-    """Properties of a parameter as it was built."""
+    """Properties of a parameter when the model was built."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -248,19 +248,19 @@ class Fact:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model on the meta device, and its properties when it was built, which stay whatever a plan does to it."""
+    """A model on the meta device, and its properties as built, which plans do not change."""
 
     model: nn.Module
-    # Name to initial value on the CPU, for values that do not depend on the seed
+    # Names to initial values on the CPU, for values that do not depend on the seed
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     # Name of each parameter to itself; names of shared parameters to the first name
     names: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)  # by name
     modules: dict[str, nn.Module] = field(default_factory=dict)  # by name
-    # (module's name, attribute) to tensors that a module keeps as neither parameter nor buffer, on the CPU where values
-    # were requested; a tensor, or a container of tensors
+    # (module's name, attribute) to tensors that are neither parameter nor buffer, on the CPU if values were requested:
+    # a tensor, or a container of tensors
     attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
-    needs_values: bool = False  # whether it can only be built where its parameters have values (`whole_on_cpu`)
+    needs_values: bool = False  # whether building requires parameters with values (`whole_on_cpu`)
 
     @property
     def parameters(self) -> list[str]:
@@ -268,9 +268,9 @@ class Blueprint:
         return list(dict.fromkeys(self.names.values()))
 
     def first_names(self, model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-        """Map names of parameters or buffers of a changed model to their names when it was built.
+        """Map names of parameters or buffers of a changed model to their names in the model as built.
 
-        A wrapper changes names but keeps the wrapped module. Names in modules that are new are left out.
+        A wrapper changes names but not the wrapped module. Names in new modules are left out.
         """
         was = {id(module): name for name, module in self.modules.items()}
         modules = dict(model.named_modules(remove_duplicate=False))
@@ -285,21 +285,22 @@ class Blueprint:
 def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = True) -> Blueprint:
     """Build a model on the meta device.
 
-    If values are requested and the model has tensors other than parameters, it is built a second time. Only the
-    parameters of this second model are on the meta device. Each moves there as it is registered, so at most one has
-    memory at a time. If other tensors are computed from parameters, those parameters have memory too. Random numbers
-    start from the seed, the same on every rank.
+    If values are requested and the model has tensors other than parameters, the model is built a second time, with only
+    parameters on the meta device. Each parameter moves there when registered, so at most one parameter has memory at a
+    time. Parameters from which other tensors are computed also have memory. Random numbers start from the same seed on
+    every rank.
 
     Raises:
-        UserError: it raises, returns no model or a lazy one, or computes values from the parameters of a large model.
+        UserError: `build_model` raises, returns no model or a lazy model, or computes values from parameters of a large
+            model.
     """
     model, needs_values = _built_on_meta(build_model, seed)
     origin = f"build_model ({place_of(build_model)})"
     if not isinstance(model, nn.Module):
-        raise UserError(f"{origin} returns {type(model).__name__}, it must return an nn.Module")
+        raise UserError(f"{origin} returns {type(model).__name__}; return an nn.Module")
     if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
         raise UserError(
-            f"{origin} makes parameter {lazy!r} without a shape, as lazy modules do; give that module its sizes"
+            f"{origin} makes parameter {lazy!r} without a shape, as lazy modules do; give the module its sizes"
         )
     first = {parameter: name for name, parameter in model.named_parameters()}
     names = {name: first[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
@@ -321,7 +322,7 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
 
 
 def unregistered(built: Blueprint) -> str:
-    """Half sentence on modules in a plain list or dict, whose parameters get no memory; "" without such modules."""
+    """Return a half sentence on modules in a plain list or dict, whose parameters get no memory; "" without any."""
     registered = set(built.modules.values())
     for name, module in built.modules.items():
         for attribute, value in vars(module).items():
@@ -329,18 +330,19 @@ def unregistered(built: Blueprint) -> str:
             plain = [child for child in children if isinstance(child, nn.Module) and child not in registered]
             if plain and attribute not in OWN_ATTRIBUTES:
                 where = f"{name}.{attribute}" if name else attribute
-                return f"; {where} holds modules in a plain {type(value).__name__}: use ModuleList or ModuleDict"
+                return f"; {where} has modules in a plain {type(value).__name__} (use ModuleList or ModuleDict)"
     return ""
 
 
 def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, nn.Parameter]:
-    """Return the parameters of a parallel model by their names when it was built; `where` describes the change.
+    """Return the parameters of a parallel model by their names in the model as built; `where` describes the change.
 
-    A wrapper, such as torch.compile's or that of activation checkpointing, may have added to a name. Then parameters
-    are identified by the modules that hold them, or else by their order. Of a pipeline, only the stages of this rank.
+    Wrappers, such as those of torch.compile and activation checkpointing, may extend names. Then parameters are
+    identified by their modules, or else by their order. For a pipeline, only parameters of this rank's stages are
+    returned.
 
     Raises:
-        UserError: the model has other parameters than the one that was built.
+        UserError: the model has other parameters than the model as built.
     """
     parameters, names = dict(model.named_parameters()), built.names
     held_names = getattr(model, "held_names", names)
@@ -354,33 +356,33 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     if len(parameters) == len(expected_names):
         return dict(zip(expected_names, parameters.values(), strict=True))
     if flat := next((name for name in parameters if name.endswith(FLAT)), None):
-        problem = f"the parallel model{where} has a flat parameter {flat!r}, as FullyShardedDataParallel makes it"
+        problem = f"the parallel model{where} has a flat parameter {flat!r} of FullyShardedDataParallel"
         raise UserError(f"{problem}; use fully_shard, which keeps each parameter")
     count = count_text(len(parameters), "parameter")
-    problem = f"the parallel model{where} has {count} where build_model made {len(expected_names)}"
+    problem = f"the parallel model{where} has {count}, but build_model's model has {len(expected_names)}"
     new = next((name for name in parameters if name not in names), None)
     lost_name = next((name for name in expected_names if name not in parameters), None)
     odd = f"lacks {lost_name!r}" if new is None else f"{new!r} is new ({nearest(new, expected_names)})"
-    raise UserError(f"{problem}: {odd}; keep every parameter")
+    raise UserError(f"{problem} ({odd}); keep every parameter")
 
 
 def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str) -> None:
-    """Raise UserError if two parameters replace one that modules shared: values and gradients would differ."""
+    """Raise UserError if two parameters replace a shared parameter, since values and gradients would differ."""
     holders: dict[str, str] = {}
     for was in first.values():
         other_name = holders.setdefault(names[was], was)
         if other_name != was:
             raise UserError(
-                f"parameter {other_name} is shared with {was} in the model that build_model made, and the parallel "
-                f"model{where} has two, as when a TP style or an FSDP unit has only one of its holders; give both the "
-                "same layout, or untie them (tie_word_embeddings=False in transformers)"
+                f"parameter {other_name} is shared with {was} in build_model's model, but the parallel model{where} "
+                "has two parameters, for example since a TP style or an FSDP unit includes only one of the modules; "
+                "give both the same layout, or untie them (tie_word_embeddings=False in transformers)"
             )
 
 
 def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
-    """Raise UserError if the parameters of a parallel model differ from those that were built.
+    """Raise UserError if the parameters of a parallel model differ from the model as built.
 
-    Compared are their number, shapes, dtypes, and `requires_grad`; `where` describes the change.
+    The number, shapes, dtypes and `requires_grad` are compared; `where` describes the change.
     """
     for name, parameter in as_built(model, built, where).items():
         fact = built.facts.get(name)
@@ -400,12 +402,12 @@ def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
         else:
             continue
         raise UserError(
-            f"parameter {name} {now} in the parallel model and {then} where build_model made it{where}; {instead}"
+            f"parameter {name} {now} in the parallel model{where}, but {then} in build_model's model; {instead}"
         )
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, str]]]:
-    """Map id of each parameter to the (module name, module, attribute) of its holders: several where it is shared."""
+    """Map parameter ids to (module name, module, attribute) of their holders; a shared parameter has several."""
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -416,8 +418,8 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, str]]]:
 def materialise(model: nn.Module, context: RankContext, built: Blueprint, device: torch.device | None = None) -> None:
     """Give a sharded model memory and its initial values, one parameter at a time, without communication.
 
-    Parameters are allocated on the rank's device, or on `device` where they are offloaded. Buffers that the plan added
-    keep their values.
+    Parameters are allocated on the rank's device, or on `device` if offloaded. Buffers that the plan added are
+    unchanged.
 
     Raises:
         UserError: a buffer that build_model did not make has no values.
@@ -429,7 +431,7 @@ def materialise(model: nn.Module, context: RankContext, built: Blueprint, device
             if name not in added:
                 raise UserError(
                     f"the parallel model has a buffer {name!r} that build_model did not make and that has no values; "
-                    "make it in build_model, or with an explicit device"
+                    "create it in build_model, or on an explicit device"
                 )
             buffer.copy_(added[name])
     place_attributes(model, built, context.device)
@@ -453,8 +455,9 @@ def allocate(model: nn.Module, context: RankContext, device: torch.device | None
 def load_initial_values(model: nn.Module, context: RankContext, built: Blueprint) -> dict[str, torch.Tensor]:
     """Set every parameter (or this rank's shard of it) to its initial value.
 
-    The value depends on the seed, the shape and the parameter's index when the model was built, so wrappers, which
-    change names, change no value. Buffers get the values that they were built with; other buffers are returned by name.
+    The value depends on the seed, the shape and the parameter's index in the model as built, so wrappers, which change
+    names, change no value. Buffers get their values in the model as built; buffers without built values are returned by
+    name.
     """
     places = {name: place for place, name in enumerate(built.parameters)}
     for name, parameter in as_built(model, built).items():
@@ -470,9 +473,9 @@ def load_initial_values(model: nn.Module, context: RankContext, built: Blueprint
 
 
 def place_attributes(model: nn.Module, built: Blueprint, device: torch.device, values: bool = True) -> None:
-    """Give tensors that modules keep as plain attributes memory on a device, and their values if `values`.
+    """Allocate tensors that are plain attributes of modules on a device, and set their values if `values`.
 
-    `model` is the one that was built, changed or not, or another one that the same function built.
+    `model` is the built model, changed or unchanged, or another model of the same function.
     """
 
     def placed(_: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -494,7 +497,7 @@ def _fill(tensor: Any, full: torch.Tensor) -> None:
 
 
 def initial_value(place: int, role: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """A parameter's full initial value: normal with standard deviation 1/sqrt(last size); 1-D weights near one.
+    """Return a parameter's full initial value: normal with standard deviation 1/sqrt(last size); 1-D weights near one.
 
     `place` is its index among the model's parameters; `role`, the last part of its name, separates norms from biases.
     """
@@ -511,7 +514,7 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def name_of(model: Any) -> str:
-    """Return the class name of a model as its author wrote it, without the prefix of fully_shard and replicate."""
+    """Return the original class name of a model, without the prefix of fully_shard and replicate."""
     return next(kind.__name__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
 
 
@@ -522,7 +525,7 @@ def named_refusal(field: str, name: str = "", module: nn.Module | None = None) -
     `name` is empty for the root; without a `module` the field applies to several modules.
 
     Raises:
-        UserError: torch raised anything but a communication failure.
+        UserError: torch raised an error other than a communication failure.
     """
     try:
         yield
@@ -531,4 +534,4 @@ def named_refusal(field: str, name: str = "", module: nn.Module | None = None) -
     except Exception as error:
         module_text = f"{name or 'the root'}, a {name_of(module)}" if module is not None else "this"
         why = one_line(error).rstrip(".")
-        raise UserError(f"{field}: torch rejects {module_text} ({why}); change the plan there") from error
+        raise UserError(f"{field}: torch rejects {module_text} ({why}); change this part of the plan") from error

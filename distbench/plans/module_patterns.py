@@ -11,7 +11,7 @@ from distbench.spec import ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.plan import matching
 
-# Value of a plan that requests the model's own.
+# Value of a plan that requests the model's own plan or units.
 AUTO = "auto"
 TRANSFORMERS = "transformers"
 
@@ -30,8 +30,8 @@ def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
 def own_units(model: nn.Module) -> set[str]:
     """Return the names of the modules whose classes a transformers model lists in `_no_split_modules`.
 
-    Modules that share a parameter with a module outside of them (embeddings that are also the output layer) are left
-    out: FSDP2 would need both in one unit, which is the root.
+    Modules that share a parameter with an outside module (embeddings that are also the output layer) are left out,
+    since FSDP2 would need both in one unit, the root.
 
     Raises:
         UserError: the model lists no class.
@@ -41,7 +41,9 @@ def own_units(model: nn.Module) -> set[str]:
     units = {n for n, module in model.named_modules() if classes & {base.__name__ for base in type(module).__mro__}}
     if not units:
         kind = type(model).__name__
-        raise UserError(f"wrap='auto' takes the units from _no_split_modules, and {kind} has none; give module names")
+        raise UserError(
+            f"wrap='auto' uses the classes of _no_split_modules, but {kind} lists no class; give module names"
+        )
     shared = [[name for name, *_ in owners] for owners in owners_of(model).values() if len(owners) > 1]
     # A module cannot be a unit if a parameter has holders both inside and outside of it.
     return {
@@ -58,20 +60,22 @@ def _own_plan(model: nn.Module) -> dict[str, str]:
         if isinstance(plan, Mapping) and plan:
             return {f"{prefix}.{pattern}" if prefix else pattern: style for pattern, style in plan.items()}
     raise UserError(
-        f"tp='auto' takes the model's own plan (base_model_tp_plan of its config, _tp_plan of its class), and "
-        f"{type(model).__name__} has none; give tp={{'pattern': style}}"
+        "tp='auto' uses the model's own plan (base_model_tp_plan of its config, _tp_plan of its class), which "
+        f"{type(model).__name__} lacks; give tp={{'pattern': style}}"
     )
 
 
 def tp_patterns(plan: ParallelPlan, model: nn.Module) -> Mapping[str, Any]:
-    """Map pattern to style or its name; {} for a callable plan; the model's own plan for "auto", UserError if none."""
+    """Map patterns to styles or style names; {} for a callable plan. For "auto", use the model's own plan, else
+    UserError.
+    """
     if isinstance(plan.tp, str):
         return _own_plan(model)
     return plan.tp if isinstance(plan.tp, Mapping) else {}
 
 
 def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Any]]:
-    """(pattern, module name, module, style) for every match of a TP plan of patterns; none for a callable plan."""
+    """Yield (pattern, module name, module, style) for every match of a TP plan of patterns, not of a callable plan."""
     modules = _own_modules(model)
     for pattern, style_or_name in tp_patterns(plan, model).items():
         for name in matching(pattern, modules):
@@ -81,7 +85,7 @@ def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str
 
 
 def styles_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, Any]:
-    """Map parameter name to its transformers style: its own pattern's, else that of the module that holds it."""
+    """Map parameter names to transformers styles: the style of the parameter's own pattern, else of its module."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     of_modules = {name: style for _, name, _, style in styles_by_module(plan, model) if is_of_transformers(style)}
     styles = {name: of_modules[holder] for name in names if (holder := name.rpartition(".")[0]) in of_modules}
@@ -92,7 +96,7 @@ def styles_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, Any]:
 
 
 def is_of_transformers(style: Any) -> bool:
-    """Whether a style or class belongs to transformers; these change parameters and forwards in their own way."""
+    """Return whether a style or class belongs to transformers, whose styles change parameters and forwards."""
     kind = style if isinstance(style, type) else type(style)
     return kind.__module__.partition(".")[0] == TRANSFORMERS
 
@@ -100,13 +104,13 @@ def is_of_transformers(style: Any) -> bool:
 def _style_of(given: Any, model: nn.Module, pattern: str) -> Any:
     """Return the style of a name: transformers' own for a transformers model, else torch's; None for "replicate".
 
-    Values that are not text are returned as they are. Raises UserError for unknown names and invalid styles.
+    Values other than text are returned unchanged. Raises UserError for unknown names and invalid styles.
     """
     if not isinstance(given, str):
         _require_style(given, pattern)
         return given
     if any(is_of_transformers(kind) for module in model.modules() for kind in type(module).__mro__):
-        # The module from which older versions import it too.
+        # Older versions import the class from this module too.
         from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
         styles: Mapping[str, Any] = {name: ALL_PARALLEL_STYLES[name] for name in ALL_PARALLEL_STYLES}
@@ -140,7 +144,7 @@ def _torch_styles() -> dict[str, Any]:
 
 
 def annotations_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, list[ShardParam]]:
-    """Map parameter name to every annotation whose pattern matches it."""
+    """Map parameter names to every annotation whose pattern matches."""
     names = [name for name, _ in model.named_parameters()]
     annotations: dict[str, list[ShardParam]] = {}
     for pattern, annotation in plan.shard_params.items():

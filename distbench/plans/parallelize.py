@@ -58,9 +58,9 @@ def parallelize(
 ) -> tuple[nn.Module, Sharded]:
     """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
-    Raises Skipped where a part of the plan has no effect on this machine, such as tensor parallel over one rank, which
-    would only add DTensor's dispatch and its own loss. `user_function` is the scenario's `parallelize`; it gets the
-    whole mesh and replaces the plan's `tp`.
+    Raises Skipped if a part of the plan has no effect on this machine, such as tensor parallel over one rank, which
+    would only add DTensor's dispatch and DTensor's loss. `user_function` is the scenario's `parallelize`, which gets
+    the whole mesh and replaces the plan's `tp`.
     """
     annotate_parameters(model, plan, context)
     tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]
@@ -92,10 +92,10 @@ def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: An
         if "meta tensors" not in str(error):
             raise
         instead = "for code that needs values (DistributedDataParallel), use replicate(model) or after_materialize"
-        raise UserError(f"{error}: the model is on the meta device there; {instead}") from error
+        raise UserError(f"{error} (the model is on the meta device in parallelize); {instead}") from error
     if changed is not None and not isinstance(changed, nn.Module):
         problem = f"parallelize ({place_of(function)}) returns {type(changed).__name__}"
-        raise UserError(f"{problem}; return the model, or None where it was changed in place")
+        raise UserError(f"{problem}; return the model, or None after a change in place")
     return model if changed is None else changed
 
 
@@ -120,13 +120,13 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
             if config is not None and not hasattr(module, "config"):
                 module.config = getattr(config, "get_text_config", lambda: config)()  # read by styles of MLA
             style.install_forward(module, mesh)
-    # Each holder of a shared parameter got its own DTensor; holders with equal layouts share one again.
+    # Each holder of a shared parameter got its own DTensor; holders with equal layouts share one DTensor again.
     for (_, module, attribute), *other_holders in shared:
         parameter = getattr(module, attribute)
         for _, other_module, name in other_holders:
             if getattr(getattr(other_module, name), "placements", None) == getattr(parameter, "placements", None):
                 other_module.register_parameter(name, parameter)
-    # SequenceParallel replaces a module's parameters, and the new ones would require gradients.
+    # SequenceParallel replaces a module's parameters by parameters that would require gradients.
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
@@ -144,7 +144,7 @@ def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
 
 
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
-    """Turn parameters that match `shard_params` into DTensors over the plan's `tp_dim`, in the mesh's order."""
+    """Convert parameters that match `shard_params` to DTensors over the plan's `tp_dim`, in the mesh's order."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh_dims = [name for name in context.mesh_dims if name in plan.tp_dims]
@@ -171,10 +171,10 @@ def onto_spmd_mesh(model: nn.Module, context: RankContext) -> None:
     """Prepare a model on the meta device for DTensors of the whole mesh.
 
     Parameters and buffers are replicated over the mesh dims that do not shard them, inputs are split over data parallel
-    ranks, outputs are this rank's part.
+    ranks, and outputs are this rank's part.
 
     Raises:
-        UserError: a parameter is a DTensor on a mesh that is not part of this one.
+        UserError: a parameter is a DTensor on a mesh that is not part of this mesh.
     """
     owners = owners_of(model)
     for name, parameter in list(model.named_parameters()):
@@ -189,7 +189,7 @@ def onto_spmd_mesh(model: nn.Module, context: RankContext) -> None:
         if not hasattr(tensor, "to_local"):
             return tensor
         if not tensor.ndim:
-            raise UserError("spmd_mesh computes the loss from outputs, and the model returns a number; give loss")
+            raise UserError("spmd_mesh computes the loss from outputs, but the model returns a number; give loss")
         return tensor.redistribute(placements=_by_batch(context)).to_local()
 
     model.register_forward_pre_hook(lambda _, args, kwargs: _inputs_on_mesh(args, kwargs, context), with_kwargs=True)
@@ -208,7 +208,7 @@ def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
     if len(placement_of) < tensor.device_mesh.ndim or not placement_of.keys() <= set(context.mesh_dims):
         problem = f"spmd_mesh requires parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
         raise UserError(
-            f"{problem}, {name} is on {'x'.join(placement_of) or 'a mesh without names'}; use the given mesh"
+            f"{problem}, but {name} is on {'x'.join(placement_of) or 'a mesh without names'}; use the given mesh"
         )
     placements = [placement_of.get(mesh_dim, Replicate()) for mesh_dim in context.mesh_dims]
     shape, stride = tensor.shape, tuple(tensor.stride())
@@ -222,7 +222,7 @@ def _by_batch(context: RankContext, is_split: bool = True) -> list[Any]:
 
 
 def _inputs_on_mesh(args: Any, kwargs: Any, context: RankContext) -> tuple[Any, Any]:
-    """Tensors of the first one's length are this rank's part of the batch; others are the same on every rank."""
+    """Convert inputs to DTensors: tensors of the first tensor's length as parts of the batch, others as replicas."""
     from torch.distributed.tensor import DTensor
 
     length = next((tensor.shape[0] for _, tensor in tensors_of([args, kwargs]) if tensor.ndim), None)
@@ -246,8 +246,8 @@ def sequence_sharded(
 ) -> contextlib.AbstractContextManager[None]:
     """Context of forward, loss and backward with a sharded sequence.
 
-    The batch's tensors, each with its sequence tensor dim, and the model's buffers are sharded in place. Buffers are
-    unsharded afterwards, the batch is not.
+    The batch's tensors, each with its sequence tensor dim, and the model's buffers are sharded in place. Buffers, but
+    not the batch, are unsharded afterwards.
     """
     buffers = dict(model.named_buffers())
     tensors = [tensor for tensor, _ in batch]
@@ -265,7 +265,7 @@ def sequence_sharded(
 def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
     """Gather the model's output along the sequence, in its original order, by a hook on the model's root.
 
-    Returns whether the plan requests that and the sequence is sharded on this mesh; otherwise nothing is done.
+    Returns whether the plan requests the gather and this mesh shards the sequence; otherwise does nothing.
     """
     if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
         return False
@@ -275,7 +275,7 @@ def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext)
         if not isinstance(output, torch.Tensor) or hasattr(output, "placements"):
             kind = type(output).__name__
             raise UserError(
-                f"unshard_output gathers one plain tensor, the model's output is a {kind}; leave unshard_output out"
+                f"unshard_output gathers one plain tensor, but the model's output is a {kind}; leave unshard_output out"
             )
         return whole_sequence(output, mesh, seq_dim)
 
@@ -284,10 +284,10 @@ def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext)
 
 
 def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Callable[[], Any] | None = None) -> None:
-    """Keep only the inputs of the matching modules, and values that a `context_fn` of `torch.utils.checkpoint` saves.
+    """Save only the inputs of the matching modules, and values that a `context_fn` of `torch.utils.checkpoint` saves.
 
-    Backward computes their activations again. The forward is replaced instead of the module, so parameters keep their
-    names, and hooks (TP's before, FSDP's later) run outside of the recomputation.
+    Backward computes the modules' activations again. The forward is replaced instead of the module, so parameters keep
+    their names, and hooks (TP's before, FSDP's later) run outside of the recomputation.
     """
     options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": context_fn} if context_fn else {})
     for module in matching_modules(patterns, model).values():
@@ -295,10 +295,10 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Cal
 
 
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
-    """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
+    """Compile the forward of each matching module; Skipped if the backend cannot work on this machine.
 
-    A call waits for pending TP collectives of its inputs before compiled code runs. Compiled code would wait first, and
-    torch 2.12 to 2.15 then drop the gradient of such an input (pytorch PR 191113); torch 2.11 to 2.13 do not wait in a
+    A call waits for pending TP collectives of its inputs before compiled code runs. If compiled code waited, torch 2.12
+    to 2.15 would drop the gradient of a pending input (pytorch PR 191113), and torch 2.11 to 2.13 would not wait in a
     DTensor (pytorch issue 180614). `tp_mesh` is the 1-D mesh of tensor parallel, for `async_tp`.
     """
     options = async_tp_options(tp_mesh) if plan.async_tp and tp_mesh is not None else None
@@ -307,7 +307,7 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
     require(PENDING)
     keep_gradients_of_pending_inputs()
     keep_compiled_graphs_apart()
-    # An earlier compilation leaves the mask of a row-wise embedding there, a tensor of another fake mode.
+    # An earlier compilation leaves the mask of a row-wise embedding, a tensor of another fake mode.
     forget_layouts()
     for name, module in matching_modules(plan.modules, model).items():
         compiled = torch.compile(module.forward, backend=plan.backend, options=options)
@@ -318,7 +318,7 @@ def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Wrap compiled code as the forward of the module with that name."""
 
     def waited(value: Any) -> Any:
-        # Values without a pending collective stay the same object, such as a cache that the module writes to.
+        # Return values without a pending collective as is, such as a cache that the module writes to.
         if not any(is_pending(tensor) for _, tensor in tensors_of(value)):
             return value
         return mapped(value, lambda _, tensor: waited_for(tensor))
@@ -339,7 +339,9 @@ def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def fused_modules(model: nn.Module, plan: CompilePlan | None) -> tuple[str, ...]:
-    """Names of the modules whose operators a compiler fuses into its own kernels; for a whole model its children."""
+    """Return names of the modules whose operators a compiler fuses into its own kernels; for a whole model its
+    children.
+    """
     if plan is None or plan.backend in TRACING_ONLY:
         return ()
     names = tuple(matching_modules(plan.modules, model))

@@ -36,10 +36,10 @@ class HandOn(nn.Module):
 
 
 class LocalStages(nn.Module):
-    """The stages of one rank as one module, by the names that parameters, buffers and modules had in the whole model.
+    """The stages of one rank as one module, with names of parameters, buffers and modules as in the whole model.
 
     `stages` maps stage index to a pruned copy of the model. `held_names` has the parameters' names in model order,
-    as they were before any wrapper changed them.
+    before any change by wrappers.
     """
 
     def __init__(self, stages: dict[int, nn.Module], held_names: tuple[str, ...]) -> None:
@@ -59,13 +59,13 @@ class LocalStages(nn.Module):
 
 
 def _layers_name(model: nn.Module) -> str | None:
-    """Name of the list of layers at which a model is split: "layers", else the longest list among its attributes."""
+    """Return the name of the list of layers at which a model is split: "layers", else the longest list attribute."""
     lengths = {name: len(child) for name, child in model.named_children() if isinstance(child, LAYERS) and len(child)}
     return PREFERRED if PREFERRED in lengths else max(lengths, key=lambda name: lengths[name], default=None)
 
 
 def num_layers(model: nn.Module) -> int:
-    """Number of layers that can be split between stages; 0 if the model has no list of layers."""
+    """Return the number of layers that can be split between stages; 0 if the model has no list of layers."""
     name = _layers_name(model)
     return 0 if name is None else len(list(model.get_submodule(name).children()))
 
@@ -114,12 +114,12 @@ def check_split(model: nn.Module, stages: list[nn.Module]) -> None:
     for name, parameter in model.named_parameters():
         if len(held_by := holders[parameter]) != 1:
             where = f"stages {', '.join(map(str, held_by))}" if held_by else "no stage"
-            wrong = f"parameter {name!r} is in {where} of the pipeline, it must be in exactly one"
+            wrong = f"parameter {name!r} is in {where} of the pipeline instead of exactly one stage"
             raise UserError(f"{wrong}; give PipelinePlan(split=...), or a model without tied weights")
 
 
 def activations_of(stages: list[nn.Module], inputs: Activations) -> list[Activations]:
-    """Return each stage's inputs and the last stage's outputs, on the meta device, by running all stages.
+    """Run all stages on the meta device; return each stage's inputs and the last stage's outputs.
 
     Raises:
         UserError: a stage does not run, or returns neither a tensor nor a tuple of tensors.
@@ -132,16 +132,14 @@ def activations_of(stages: list[nn.Module], inputs: Activations) -> list[Activat
         except Exception as error:
             shapes = ", ".join(str(list(value.shape)) for value in activations[-1])
             first_line = next(iter(str(error).splitlines()), type(error).__name__)
-            wrong = f"stage {index} of the pipeline, given {shapes}, does not run on the meta device: {first_line}"
+            wrong = f"stage {index} of the pipeline fails for inputs {shapes} on the meta device ({first_line})"
             raise UserError(
-                f"{wrong}; give PipelinePlan(split=...) whose stages take the outputs of the stage before"
+                f"{wrong}; give PipelinePlan(split=...) whose stages accept the outputs of the previous stage"
             ) from error
         outputs = tuple(output) if isinstance(output, list | tuple) else (output,)
         if not all(isinstance(value, torch.Tensor) for value in outputs) and index < len(stages) - 1:
             kinds = ", ".join(type(value).__name__ for value in outputs)
-            raise UserError(
-                f"stage {index} of the pipeline returns {kinds}; it must return a tensor or a tuple of them"
-            )
+            raise UserError(f"stage {index} of the pipeline returns {kinds}; return a tensor or a tuple of tensors")
         activations.append(outputs)
     return activations
 
@@ -162,7 +160,7 @@ def local_stages(
     assert pipeline is not None
     position, size = context.index((pipeline.mesh_dim,))
     num_stages = size * pipeline.stages_of_a_rank
-    # Tensors without values must stay on the meta device: copies of them could not be given memory.
+    # Tensors without values must stay on the meta device: copies could not be given memory.
     with with_values_again():
         stages = [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)]
         check_split(model, stages)
@@ -200,8 +198,9 @@ def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Activations, torch.T
     inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
     if not (isinstance(targets, torch.Tensor) and all(isinstance(value, torch.Tensor) for value in inputs)):
         raise UserError(
-            "a pipeline needs loss=(output, targets) -> scalar, which its last stage calls, and batches of (inputs, "
-            "targets): targets a tensor, inputs a tensor or a tuple of them, which its first stage takes by position"
+            "a pipeline needs loss=(output, targets) -> scalar for its last stage, and batches of (inputs, targets) "
+            "in which targets is a tensor, and inputs is a tensor or a tuple of positional arguments for the first "
+            "stage"
         )
     return inputs, targets
 
@@ -234,7 +233,7 @@ class Pipeline:
         group = context.mesh.get_group(self.plan.mesh_dim)
         kind, size = SCHEDULES[self.plan.schedule], context.size(self.plan.mesh_dim)
         if kind.is_v and dist.get_backend(group) == "gloo":
-            require(V_SCHEDULES)  # torch 2.11 sends between ranks that are not connected
+            require(V_SCHEDULES)  # torch 2.11 sends between unconnected ranks
         num_stages = size * self.plan.stages_of_a_rank
         self._stages = [
             PipelineStage(module, index, num_stages, context.device, stage.given, stage.returned, group=group)
@@ -307,7 +306,7 @@ class Pipeline:
 
 
 def _hold_to(stage: Any, promised: Activations) -> None:
-    """Compare a stage's first output with the shape that its neighbour has memory for."""
+    """Compare a stage's first output with the shape that the next stage has memory for."""
 
     def compare(_: nn.Module, args: Any, output: Any) -> None:
         handle.remove()
@@ -316,9 +315,9 @@ def _hold_to(stage: Any, promised: Activations) -> None:
         is_dtensor = any(hasattr(tensor, "placements") for tensor in outputs)
         if ours != theirs or is_dtensor:
             raise UserError(
-                f"stage {stage.stage_index} of the pipeline returns {ours}{' as DTensors' if is_dtensor else ''}, the "
-                f"next one expects {theirs}; return plain tensors, and set activation_shards if each rank has a part "
-                "of them"
+                f"stage {stage.stage_index} of the pipeline returns {ours}{' as DTensors' if is_dtensor else ''}, but "
+                f"the next stage expects {theirs}; return plain tensors, and set activation_shards if each rank has a "
+                "part of a tensor"
             )
 
     handle = stage.submod.register_forward_hook(compare)
@@ -329,12 +328,12 @@ def _text(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankContext) -> dict[str, Any]:
-    """Return a step row's counters of idle time, from NUM_STEPS untimed steps; collective, all ranks call it.
+    """Return a step row's counters of idle time, from NUM_STEPS untimed steps; all ranks must call this together.
 
-    `idle_shares`: per rank, the share of forward and backward in which it runs no forward, loss, backward or gradient
-    reduction of a stage, the median over steps. Ranks begin together; forward and backward last as long as on the
-    slowest rank. `idle_share`: their mean. `least_idle_share`: the value if all stages take equally long
-    (`PipelinePlan.least_bubble`), None where the schedule has no such figure.
+    `idle_shares`: per rank, the share of forward and backward without forward, loss, backward or gradient reduction of
+        a stage, the median over steps. Ranks start together; forward and backward end with the slowest rank.
+        `idle_share`: the mean of `idle_shares`. `least_idle_share`: the value for stages of equal duration
+            (`PipelinePlan.least_bubble`), None for schedules without this figure.
     """
     step_times: list[tuple[float, float]] = []
     for _ in range(NUM_STEPS):
@@ -343,7 +342,7 @@ def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankCo
             begun_s = time.monotonic()
             run()
             length_s = time.monotonic() - begun_s
-        # Loss time lies in no other span; all other spans do not nest.
+        # Loss time is in no other span, and other spans do not nest.
         step_times.append((length_s, sum(span.ended_s - span.begun_s for span in working)))
     of_ranks = context.gather(step_times)
     longest_s = [max(length_s for length_s, _ in of_step) for of_step in zip(*of_ranks, strict=True)]

@@ -31,7 +31,7 @@ from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
 from distbench.spec.printable_text import count_text, listed
 
-# Most sizes, and most names, in a message.
+# Largest numbers of sizes and of names in a message.
 LARGEST_SIZE, MAX_NAMED = 64, 12
 # Name of a module or parameter with a layer number in it.
 _IN_LAYER = re.compile(r"(?<![\w.])(?:\w+\.)*\d+(?:\.\w+)*(?![\w.])")
@@ -45,16 +45,16 @@ NOT_ON_SPMD_MESH = ("gather_extension", "whole", "ignored", "unit_mesh_dims")
 
 @dataclass(frozen=True)
 class Undivided:
-    """Mesh dims do not shard a tensor dim, or a batch, evenly."""
+    """Problem that mesh dims do not shard a tensor dim or a batch evenly."""
 
     what: str  # first half of the message, such as "parameter w of shape [3, 4] cannot be sharded on ..."
     where: str  # the mesh dims with their size
-    number: int  # the number that they do not divide
+    number: int  # the number that the mesh dims do not divide
     size: int  # ranks along them
-    name: str  # the parameter's, or empty
+    name: str  # the parameter's name, or empty
 
     def __str__(self) -> str:
-        return f"{self.what} over {self.where}: {self.number} is not a multiple of {self.size}; {self._works}"
+        return f"{self.what} over {self.where}: {self.number} is not a multiple of {self.size} ({self._works})"
 
     @property
     def _works(self) -> str:
@@ -63,12 +63,14 @@ class Undivided:
 
     @property
     def reason(self) -> str:
-        """The part of the message that parameters with the same problem share."""
+        """Part of the message that parameters with the same problem share."""
         return f"{self.where} does not divide {self.number} ({self._works})"
 
 
 def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext, name: str = "") -> Undivided:
-    """Return the problem that mesh dims do not evenly shard a tensor dim (or batch) of `number`; `what` starts it."""
+    """Return the problem that mesh dims do not evenly shard a tensor dim (or batch) of `number`; `what` starts the
+    message.
+    """
     _, size = context.index(tuple(mesh_dims))
     return Undivided(what, f"mesh dim {'x'.join(mesh_dims)!r} of size {size}", number, size, name)
 
@@ -82,7 +84,7 @@ def _undivided_parameter(
 
 
 def grouped(problems: Iterable[str | Undivided]) -> list[str]:
-    """Merge problems: one sentence for all parameters with one reason, and one for all layers with one problem."""
+    """Merge problems to one sentence for all parameters with one reason, and for all layers with one problem."""
     by_reason: dict[str, list[str | Undivided]] = {}
     for problem in problems:
         if isinstance(problem, Undivided) and problem.name:
@@ -97,7 +99,7 @@ def grouped(problems: Iterable[str | Undivided]) -> list[str]:
         if len(of_reason) == 1:
             sentences.append(str(of_reason[0]))
         elif any(names):
-            sentences.append(f"{reason}, as these need: {listed(_listed(names), MAX_NAMED, '; ', '; {} more')}")
+            sentences.append(f"{reason}, as required by {listed(_listed(names), MAX_NAMED, '; ', '; {} more')}")
         else:
             sentences.append(f"{reason}: {len(of_reason)} layers")
     return sentences
@@ -140,7 +142,9 @@ def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Itera
 
 
 def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[Undivided]:
-    """Yield head counts that tensor parallel does not divide: shards may have any length, but attention has heads."""
+    """Yield head counts that tensor parallel does not divide; shards may have any length, but attention has whole
+    heads.
+    """
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     colwise = [pattern for pattern, style in tp_patterns(plan, model).items() if style == "colwise"]
@@ -152,7 +156,7 @@ def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext)
 
 
 def _kind(style: Any) -> str:
-    """torch's name of a style; transformers' styles accept more module types and unequal shards."""
+    """Return torch's name of a style; transformers' styles accept more module types and unequal shards."""
     return "" if is_of_transformers(style) else type(style).__name__
 
 
@@ -204,7 +208,7 @@ def _bad_annotation(
             yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; use FSDP there"
         elif mesh_dim not in plan.tp_dims or mesh_dim not in context.mesh_dims:
             usable = ", ".join(present(plan.tp_dims, context)) or "none"
-            yield f"shard_params shards over mesh dim {mesh_dim!r}; use those of tp_dim that the mesh has: {usable}"
+            yield f"shard_params shards over mesh dim {mesh_dim!r}; use mesh dims of tp_dim that the mesh has: {usable}"
 
 
 def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -214,7 +218,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         return
     if not present(fsdp.mesh_dims or fsdp.replicate_dims, context):
         over = f"shards over {', '.join(fsdp.mesh_dims)}" if fsdp.mesh_dims else "has no mesh_dims to shard over"
-        yield f"FSDP {over}, the mesh has only {', '.join(context.mesh_dims)}"
+        yield f"FSDP {over}, but the mesh has only {', '.join(context.mesh_dims)}"
         return
     if shared_dims := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
         shared = f"FSDP shards and replicates over mesh dim {shared_dims[0]!r}"
@@ -222,7 +226,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
         if not present(mesh_dims, context):
             over, known_dims = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
-            yield f"unit_mesh_dims shards {pattern!r} over {over}, the mesh has only {known_dims}"
+            yield f"unit_mesh_dims shards {pattern!r} over {over}, but the mesh has only {known_dims}"
     yield from _scalars(model, fsdp)
     yield from _setters(fsdp)
     is_small = isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel > 0
@@ -241,7 +245,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         parts += ["LargestDim.min_numel"] if is_small else []
         parts += [] if fsdp.mesh_dims else ["FsdpPlan.replicate_dims alone"]
         if parts:
-            yield f"spmd_mesh does not go with {', '.join(parts)}; leave one of them out"
+            yield f"spmd_mesh cannot be combined with {', '.join(parts)}; leave one of them out"
     if fsdp.gather_extension is not None:
         # An extension would fail only on ranks with shorter shards, and the other ranks would wait for them.
         cannot, shards = "has no equal shards for a gather_extension", present(fsdp.mesh_dims, context)
@@ -255,7 +259,7 @@ def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
     left_out = {name for pattern in (*fsdp.whole, *fsdp.ignored) for name in matching(pattern, scalars)}
     for name in scalars:
         if name not in left_out:
-            yield f"parameter {name} is a scalar, which fully_shard does not take; name it in FsdpPlan(whole=...)"
+            yield f"parameter {name} is a scalar, which fully_shard does not accept; name it in FsdpPlan(whole=...)"
 
 
 def _setters(fsdp: FsdpPlan) -> Iterator[str]:
@@ -271,7 +275,7 @@ def _setters(fsdp: FsdpPlan) -> Iterator[str]:
             try:
                 signature.bind(None, *args, **kwargs)
             except TypeError as error:
-                yield f"FsdpPlan.configure[{name!r}]: {error}; torch's {name} takes {signature}"
+                yield f"FsdpPlan.configure[{name!r}]: {error}; torch's {name} accepts {signature}"
 
 
 def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
@@ -279,12 +283,12 @@ def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     if ddp is None:
         return
     if not present(ddp.mesh_dims, context):
-        yield f"DDP replicates over {', '.join(ddp.mesh_dims)}, the mesh has only {', '.join(context.mesh_dims)}"
+        yield f"DDP replicates over {', '.join(ddp.mesh_dims)}, but the mesh has only {', '.join(context.mesh_dims)}"
     if plan.fsdp is not None:
         yield "ddp and fsdp both reduce gradients; for both at once use FsdpPlan(replicate_dims=...)"
     if plan.tp is not None or plan.shard_params or plan.ep:
         instead = "use FsdpPlan(mesh_dims=(), replicate_dims=...)"
-        yield f"ddp averages plain parameters, and tp, ep and shard_params make DTensors; {instead}"
+        yield f"ddp averages plain parameters, but tp, ep and shard_params make DTensors; {instead}"
     if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is not a valid bucket size; use more than 0"
     if ddp.static_graph and not ddp.sync_each_microbatch and plan.microbatches > 1:
@@ -302,18 +306,18 @@ def _expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext)
     ep_dims, fsdp = present(plan.ep_dims, context), plan.fsdp
     if not ep_dims:
         over = " or ".join(map(repr, plan.ep_dims))
-        yield f"expert parallel works on mesh dim {over}, the mesh has only {', '.join(context.mesh_dims)}"
+        yield f"expert parallel needs mesh dim {over}, but the mesh has only {', '.join(context.mesh_dims)}"
         return
     if plan.ep_tp_dim in (*plan.ep_dims, *BATCH_DIMS):
         differ = "tokens" if plan.ep_tp_dim in BATCH_DIMS else "experts"
-        why = f"whose ranks have different {differ}; use that of tensor parallel"
+        why = f"whose ranks have different {differ}; use the mesh dim of tensor parallel"
         yield f"ep_tp_dim={plan.ep_tp_dim!r} shards each expert over a mesh dim {why}"
         return
     summed = (*fsdp.mesh_dims, *fsdp.replicate_dims) if fsdp else ()
     alone_in = [name for name in ep_dims if name in BATCH_DIMS and name not in summed]
     if plan.ddp is None and alone_in:
         where = f"ranks along {alone_in[0]!r} have different data"
-        yield f"{where} and gradients of the other parameters are not summed; add it to FSDP's mesh_dims"
+        yield f"{where} but do not sum gradients of other parameters; add this mesh dim to FSDP's mesh_dims"
     unit_dims = (fsdp.unit_mesh_dims if fsdp else {}).items()
     alone = set(matching_modules({pattern: dims for pattern, dims in unit_dims if not {*ep_dims} & {*dims}}, model))
     for name, module in matching_modules(plan.ep, model).items():
@@ -332,14 +336,14 @@ def _pipeline_problems(model: nn.Module, plan: ParallelPlan, context: RankContex
         yield f"pipeline schedule {pipeline.schedule!r} is unknown; use {', '.join(SCHEDULES)}"
         return
     if pipeline.mesh_dim not in context.mesh_dims:
-        yield f"a pipeline needs mesh dim {pipeline.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+        yield f"a pipeline needs mesh dim {pipeline.mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
         return
     size = context.size(pipeline.mesh_dim)
     problems = [*_parts_that_do_not_fit(plan), *_stages(pipeline, size)]
     yield from problems
     for mesh_dim in pipeline.activation_shards:
         if mesh_dim not in (*context.mesh_dims, *plan.tp_dims):
-            yield f"activation_shards names mesh dim {mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+            yield f"activation_shards names mesh dim {mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
     if not problems:
         yield from _split(model, pipeline, size)
 
@@ -380,7 +384,7 @@ def _stages(pipeline: PipelinePlan, size: int) -> Iterator[str]:
         or list(pipeline.first_layers) != sorted({*pipeline.first_layers, 0} - {0})
     ):
         layers = list(pipeline.first_layers)
-        allowed = f"{num_boundaries} ascending layers, where stages 1 to {num_boundaries} begin"
+        allowed = f"{num_boundaries} ascending layers, the first layers of stages 1 to {num_boundaries}"
         yield f"first_layers={layers} must be {allowed}"
 
 
@@ -389,7 +393,7 @@ def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]
     if pipeline.split is None:
         layer_count = num_layers(model)
         if not layer_count:
-            yield "a pipeline splits a ModuleList or ModuleDict, but the model has none; give PipelinePlan(split=...)"
+            yield "a pipeline splits a ModuleList or ModuleDict, which the model lacks; give PipelinePlan(split=...)"
             return
         last = max(pipeline.first_layers, default=0)
         if layer_count < num_stages or last >= layer_count:
@@ -408,7 +412,7 @@ def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
     """Return one sentence per problem that keeps the plan from working on a model on the meta device and this mesh.
 
-    `batch` is the global one: a `Batch`, or its tree.
+    `batch` is the global batch, as a `Batch` or its tree.
     """
     batch = batch if isinstance(batch, Batch) else Batch(batch)
     try:
@@ -443,8 +447,8 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
     for name in context.mesh_dims:
         if uses_any and name not in MESH_DIMS:
             yield (
-                f"mesh dim {name!r} does not show whether its ranks have different data; use one of "
-                f"{', '.join(MESH_DIMS)}: those along {' and '.join(BATCH_DIMS)} get different parts of the batch"
+                f"the name of mesh dim {name!r} does not define whether its ranks have different data; use one of "
+                f"{', '.join(MESH_DIMS)} (ranks along {' and '.join(BATCH_DIMS)} get different parts of the batch)"
             )
         if not uses_any and name not in used and context.size(name) > 1:
             used_dims = ", ".join(sorted(used)) or "none"
@@ -505,7 +509,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     if plan.cp.kernel is not None and plan.cp.kernel not in ATTENTION_KERNELS:
         yield f"attention kernel {plan.cp.kernel!r} is unknown; use {', '.join(ATTENTION_KERNELS)} or None"
     if plan.cp.unshard_output and plan.loss_parallel:
-        yield "unshard_output gathers plain tensors, and loss parallel leaves the output a DTensor; remove one of them"
+        yield "unshard_output gathers plain tensors, but loss parallel returns a DTensor; remove one of them"
     if plan.cp.unshard_output and plan.cp.seq_dim < 1:
         yield f"unshard_output requires the batch in tensor dim 0, so seq_dim={plan.cp.seq_dim} is not the sequence"
     buffers = [name for name, _ in model.named_buffers()]
@@ -513,7 +517,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
         if name not in buffers:
             yield f"context parallel buffer {name!r} is not a buffer of the model ({nearest(name, buffers)})"
     if plan.cp.mesh_dim not in context.mesh_dims:
-        yield f"context parallel needs mesh dim {plan.cp.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+        yield f"context parallel needs mesh dim {plan.cp.mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
         return
     size = context.size(plan.cp.mesh_dim)
     chunks = size * 2 if plan.cp.balances else size
@@ -524,7 +528,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     tensors = dict(tensors_of(batch.tree))
     for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
         if size > 1 and length % chunks:
-            unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other"
+            unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other length"
             works = f"use a multiple of {chunks}{unbalanced}" if length > 1 else "leave cp out for one token"
             yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
 

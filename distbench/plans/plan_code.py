@@ -1,4 +1,4 @@
-"""A plan, or a change of one, as Python code that makes it again, with its imports."""
+"""A plan or a plan's change as Python code, with imports."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from distbench.spec.checked_dataclass import Declared
 
 MAX_LINE = 90
 PLACEMENTS = ("Replicate", "Shard", "Partial")
-# Arguments that torch keeps under another name, or whose classes do not show them: class to argument to attribute.
+# Arguments that torch stores under another name, or that classes do not show: class to argument to attribute.
 KEPT_AS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     "Replicate": {},
     "Shard": {"dim": lambda placement: placement.dim},
@@ -40,7 +40,7 @@ SET_BY_APPLYING: Mapping[str, frozenset[str]] = {
 
 
 class _NoText(Exception):
-    """A value that no code reproduces: a lambda, or an object that does not keep its arguments."""
+    """A value that no code reproduces: a lambda, or an object that does not store its arguments."""
 
 
 def plan_code(plan: ParallelPlan) -> list[str] | None:
@@ -82,7 +82,7 @@ class _Writer:
         self._own: set[str] = set()
 
     def imports(self) -> list[str]:
-        """Return the imports of everything that was written."""
+        """Return the imports of all written values."""
         lines = [f"import {module}" for module in sorted(self._modules)]
         lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._names.items())]
         if self._own:
@@ -165,10 +165,10 @@ def _named(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
-    """Return the constructor arguments of an object of torch or the user, as few as make an equal object.
+    """Return the constructor arguments of an object of torch or the user, the fewest that make an equal object.
 
     Raises:
-        _NoText: the object does not keep them, or they make a different object.
+        _NoText: the object does not store its arguments, or they make a different object.
     """
     kind = type(value)
     elsewhere = KEPT_AS.get(kind.__name__, {})

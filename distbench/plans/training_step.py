@@ -76,7 +76,9 @@ def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
 
 
 def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
-    """Save, spoil every parameter, load. Return the state's bytes on this rank, and the problem or None."""
+    """Save the state, overwrite every parameter, and load the state. Return the state's bytes on this rank, and the
+    problem or None.
+    """
     state = saved_state(model, optimizer)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -86,7 +88,7 @@ def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
         [local_part(tensor) for tensor in _tensors(each)] for each in (state, saved_state(model, optimizer))
     )
     num_wrong = sum(not torch.equal(*pair) for pair in zip(saved, loaded, strict=True))
-    wrong = f"{num_wrong} tensors of the loaded state differ from the saved ones" if num_wrong else None
+    wrong = f"{num_wrong} tensors of the loaded state differ from the saved tensors" if num_wrong else None
     return sum(local.numel() * local.element_size() for local in saved), wrong
 
 
@@ -111,7 +113,7 @@ Stamp = Callable[[], None]
 def state_of(made: Any) -> list[Any]:
     """Return the state of optimizers, averages and scalers, as nested containers; [] for None.
 
-    It is each one's `state`, else its attributes: tensors of an average or a scaler, too.
+    The state is each object's `state`, else its attributes, such as tensors of an average or a scaler.
     """
     found: list[Any] = []
     for value in optimizers_of(made).values():
@@ -147,8 +149,8 @@ class TrainingStep:
         self._give_memory(give_memory, where)
         if lost_hooks := sorted(hooked - hooked_parameters(self.model)):
             raise UserError(
-                f"parallelize{where} gives parameter {lost_hooks[0]} a hook, which is lost when the model gets memory; "
-                "set it in after_materialize=fn, fn(model, mesh)"
+                f"parallelize{where} sets a hook on parameter {lost_hooks[0]}, which is lost when the model gets "
+                "memory; set hooks in after_materialize=fn, called as fn(model, mesh)"
             )
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
@@ -159,11 +161,11 @@ class TrainingStep:
             assert scenario.loss is not None
             self.pipeline = Pipeline(self.model, stages, plan, context, scenario.loss)
         self._num_bucket_steps = steps_until_buckets_stay(self.model)
-        # A whole output can be compared with one device's: it is kept while the check requests it.
+        # The whole output is kept while the check compares it with one device's.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
         index, count = context.index(BATCH_DIMS)
-        parts = 1 if self.pipeline is not None else plan.microbatches  # torch's schedule splits it
+        parts = 1 if self.pipeline is not None else plan.microbatches  # torch's schedule splits the batch
         places = range(index * parts, (index + 1) * parts)
         self.microbatches = [self.batch.part(place, count * parts, context.device) for place in places]
         self._make_optimizers()
@@ -192,19 +194,17 @@ class TrainingStep:
             if not where:
                 raise
             raise UserError(
-                f"the model that parallelize{where} makes cannot be given memory: {one_line(error)}; leave parameters "
+                f"the model of parallelize{where} cannot be given memory ({one_line(error)}); leave parameters "
                 "to fully_shard and the styles, and memory to distbench"
             ) from error
 
     def _laid_out(self) -> tuple[nn.Module, Sharded, list[LocalStage]]:
-        """The parallel model without memory; of a pipeline its stages on this rank, each under the rest of the plan."""
+        """Return the parallel model without memory; for a pipeline, this rank's stages under the rest of the plan."""
         plan, context, user_function = self.plan, self._context, self._scenario.parallelize
         if plan.pipeline is None:
             return *parallelize(self.built.model, plan, context, user_function), []
         if self._scenario.call is not None or self._scenario.after_materialize is not None:
-            raise UserError(
-                "a pipeline's stages take neither call nor after_materialize; leave them out, and give loss"
-            )
+            raise UserError("a pipeline supports neither call nor after_materialize; leave both out, and give loss")
         count = self._context.index(BATCH_DIMS)[1] * plan.microbatches
         example = self.batch.part(0, count, torch.device("meta"))
         inputs, _ = inputs_and_targets(example, self._scenario.loss is not None)
@@ -227,7 +227,7 @@ class TrainingStep:
         lacking = next((name for name, tensor in tensors if tensor.is_meta), None)
         if lacking and (function := hook or self._scenario.parallelize) is not None:
             problem = f"parameter {lacking} of the parallel model is still on the meta device"
-            raise UserError(f"{problem} ({place_of(function)}); leave it to distbench, which allocates every parameter")
+            raise UserError(f"{problem} ({place_of(function)}); leave allocation to distbench")
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor | None:
         """Run forward and backward on this rank's part of the batch.
@@ -246,7 +246,7 @@ class TrainingStep:
 
     def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
         def keep(output: Any) -> None:
-            # Keeping it through backward would raise the step's peak memory.
+            # An output kept through backward would raise the step's peak memory.
             if self.kept_outputs is not None:
                 self.kept_outputs.append(output.detach())
 
@@ -267,7 +267,7 @@ class TrainingStep:
         learns = any(parameter.requires_grad for parameter in self.model.parameters())
         why = "it was detached, or no parameter was used" if learns else "no parameter has requires_grad"
         raise UserError(
-            f"the loss{where} does not depend on a trainable parameter: {why}; use Scenario(inference=True) to time "
+            f"the loss{where} does not depend on a trainable parameter ({why}); use Scenario(inference=True) to time "
             "forward only"
         )
 
@@ -283,7 +283,9 @@ class TrainingStep:
             yield batch
 
     def _own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
-        """A part of the batch with this rank's share of the sequence; buffers are sharded until `entered` closes."""
+        """Return a part of the batch with this rank's share of the sequence; buffers are sharded until `entered`
+        closes.
+        """
         plan = self.plan.cp
         if plan is None or not shards_sequence(plan, self._context):
             return batch
@@ -309,7 +311,7 @@ class TrainingStep:
 
     @property
     def cache_tensors(self) -> list[torch.Tensor]:
-        """Return the keys and values that a forward-only step keeps from one run to the next."""
+        """Return the keys and values that a forward-only step keeps between runs."""
         return []
 
     @property
@@ -319,7 +321,7 @@ class TrainingStep:
 
     @property
     def num_setup_steps(self) -> int:
-        """Return the number of first steps whose communication differs from later ones.
+        """Return the number of first steps whose communication differs from later steps.
 
         DDP makes its buckets in the first step, and rebuilds them later in the order in which gradients finished.
         """
@@ -327,9 +329,9 @@ class TrainingStep:
 
     @property
     def units(self) -> list[tuple[str, Any]]:
-        """Return FSDP's units, by the plan or by the user's function: deepest first, the root last.
+        """Return FSDP's units of the plan or the user's function, deepest first and the root last.
 
-        Each has its name when the model was built and its mixed precision policy.
+        Each unit has its name in the model as built, and its mixed precision policy.
         """
         names = {id(module): name for name, module in self.built.modules.items()}
         policies, modules = unit_policies(self.model), self.model.named_modules()
@@ -346,16 +348,16 @@ class TrainingStep:
 
     @property
     def gradient_scale(self) -> float:
-        """Return the factor that the plan applies to gradients: other than 1 only if it sets its own divide factor."""
+        """Return the factor that the plan applies to gradients: other than 1 only if the plan sets a divide factor."""
         fsdp, factor = self.plan.fsdp, self._scenario.gradient_divide_factor
         setters = fsdp.configure if fsdp is not None else ()
-        # Under torch's current name or its old one.
+        # torch's current name, or its old name.
         if factor is None and any(setter.endswith("_divide_factor") for setter in setters):
             factor = min(divide_factors(self.model))
         return 1.0 if factor is None else self.num_data_parallel / factor
 
     def __call__(self, stamp: Stamp) -> None:
-        """Run one whole step, gradients cleared at its end."""
+        """Run one whole step, and clear the gradients at its end."""
         self.forward_backward(stamp)
         self.optimize()
         # Not the optimizer's own zero_grad, which a user's optimizer may lack.
@@ -365,7 +367,7 @@ class TrainingStep:
         self._save_and_load(stamp)
 
     def optimize(self) -> None:
-        """Step every optimizer and scheduler, in the order in which they were made."""
+        """Step every optimizer and scheduler, in order of creation."""
         for optimizer in steppable(self.optimizer):
             optimizer.step()
 
@@ -377,7 +379,7 @@ class TrainingStep:
             stamp()
 
     def restart(self) -> None:
-        """Restore the initial parameters, no gradients, and the default dtype from before the first step."""
+        """Clear gradients; restore the initial parameters, and the default dtype from before the first step."""
         torch.set_default_dtype(self.default_dtype)
         self.model.zero_grad(set_to_none=True)
         load_initial_values(self.model, self._context, self.built)
@@ -391,9 +393,9 @@ class TrainingStep:
         self._make_optimizers()
 
     def own_values(self) -> dict[str, torch.Tensor] | None:
-        """Return the whole parameters after `restart` on rank 0's CPU, where the scenario sets values itself.
+        """Return the whole parameters after `restart` on rank 0's CPU, if the scenario sets values itself.
 
-        Collective, one parameter at a time.
+        All ranks must call this together; one parameter is gathered at a time.
         """
         if not self._own:
             return None
@@ -406,7 +408,7 @@ class TrainingStep:
         return values
 
 
-MOST_CALLS = 16  # in which a step has to repeat
+MOST_CALLS = 16  # within which a step must repeat
 
 
 def _in_words(names: Sequence[str]) -> str:
@@ -414,7 +416,7 @@ def _in_words(names: Sequence[str]) -> str:
 
 
 class UserStep(TrainingStep):
-    """The scenario's own step: `period` calls of its function, with the phases that run in them."""
+    """The scenario's own step: `period` calls of the function, with the phases of each call."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -426,7 +428,7 @@ class UserStep(TrainingStep):
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases in which operators run, over all calls of a period; calls are run to find them."""
+        """The phases in which operators run, over all calls of a period; the first access runs calls."""
         if not self._calls:
             self._observe()
         stamped = [phase.name for phases in self._calls for phase in phases if phase.has_operators]
@@ -439,7 +441,7 @@ class UserStep(TrainingStep):
         self._save_and_load(stamp)
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
-        """Run one period; leave each parameter the gradient with which its optimizer stepped first.
+        """Run one period; each parameter then has the gradient of its optimizer's first step.
 
         Returns the mean of the calls' losses, each a mean over this rank's part of the batch.
         """
@@ -451,10 +453,10 @@ class UserStep(TrainingStep):
         return torch.stack(losses).mean()
 
     def optimize(self) -> None:
-        """Do nothing: the step has."""
+        """Do nothing, since the step runs its optimizers."""
 
     def restart(self) -> None:
-        """Restore the initial parameters, and make new optimizers: a step may depend on their state."""
+        """Restore the initial parameters, and make new optimizers, since a step may depend on optimizer state."""
         super().restart()
         self._make_optimizers()
 
@@ -476,7 +478,9 @@ class UserStep(TrainingStep):
             return call_step(self._scenario, self.model, batch, self.optimizer)
 
     def _period(self, stamp: Stamp, is_strict: bool = True) -> bool:
-        """Run one period; return whether its phases are those that were observed, or raise UserError if not."""
+        """Run one period; return whether its phases equal the observed phases; if `is_strict`, raise UserError
+        otherwise.
+        """
         is_same = True
         for phases in self._calls:
             ended: list[str] = []
@@ -490,14 +494,14 @@ class UserStep(TrainingStep):
             is_same = is_same and ended == [phase.name for phase in phases]
             if is_strict and not is_same:
                 raise UserError(
-                    f"step ({self._place}) runs {_in_words(ended)} in this call, and ran "
-                    f"{_in_words([phase.name for phase in phases])} in earlier ones; declare Scenario(period=...), the "
-                    "number of calls after which it repeats"
+                    f"step ({self._place}) runs {_in_words(ended)} in this call, but ran "
+                    f"{_in_words([phase.name for phase in phases])} in earlier calls; declare Scenario(period=...), "
+                    "the number of calls after which the step repeats"
                 )
         return is_same
 
     def _observe(self) -> None:
-        """Run calls until they repeat, and on to the end of a period."""
+        """Run calls until they repeat and a period ends."""
         given = self._scenario.period
         for _ in range(max(self._num_bucket_steps, 1) * given):  # these set up state and communication
             self._call(lambda _: None)
@@ -508,7 +512,7 @@ class UserStep(TrainingStep):
             self._require_alike(calls[-1])
             period = period_of([tuple(call) for call in calls])
             if period and torch_optimizers(self.optimizer) and not any(call[0].stepped_ids for call in calls[-period:]):
-                period = None  # gradients are accumulated over more calls than these
+                period = None  # gradients accumulate over more calls
         if (
             period is None
         ):  # no optimizer steps; or operators depend on values, such as those of experts by their tokens
@@ -516,12 +520,12 @@ class UserStep(TrainingStep):
         self._require_backward()
         if period is None:
             raise UserError(
-                f"step ({self._place}) does not repeat within {MOST_CALLS} calls; run the same phases in each"
+                f"step ({self._place}) does not repeat within {MOST_CALLS} calls; run the same phases in each call"
             )
         if given % period:
             raise UserError(
-                f"step ({self._place}) alternates: its calls repeat with a period of {period}; declare "
-                f"Scenario(period={period}), so that a sample has all of them"
+                f"step ({self._place}) repeats with a period of {period} calls; declare Scenario(period={period}), so "
+                "that each sample has a whole period"
             )
         while len(calls) % given:
             calls.append(self._shared(observed_call(self._call)))
@@ -534,7 +538,7 @@ class UserStep(TrainingStep):
         )
 
     def _shared(self, own: ObservedCall) -> list[ObservedCall]:
-        """Return what every rank's call ran; on a fake process group, this rank's alone."""
+        """Return every rank's observed call; on a fake process group, only this rank's."""
         if "fake" in torch.distributed.get_backend(self._context.control):
             return [own]
         return self._context.gather(own)
@@ -554,9 +558,9 @@ def cache_of(scenario: Scenario, model: Any, batch: Any) -> Any:
 
 
 def output_of(scenario: Scenario, model: Any, batch: Any, cache: Any = None) -> torch.Tensor:
-    """Return the output of a forward pass. A collective that it still waits for is part of the pass.
+    """Return the output of a forward pass, including any collective that the output still waits for.
 
-    The scenario's `call` runs it if given; otherwise a dict or a tuple is passed to the model as its arguments.
+    The scenario's `call`, if given, runs the pass; otherwise a dict or a tuple is passed to the model as its arguments.
 
     Raises:
         UserError: the output has no tensor.
@@ -573,7 +577,7 @@ def output_of(scenario: Scenario, model: Any, batch: Any, cache: Any = None) -> 
     tensor = next((candidate for _, candidate in tensors_of(output if logits is None else logits)), None)
     if tensor is None:
         who = f"call ({place_of(scenario.call)})" if scenario.call else f"the model ({type(model).__name__})"
-        raise UserError(f"{who} returns {kind_of(output)}, inference=True requires logits, a tensor")
+        raise UserError(f"{who} returns {kind_of(output)}, but inference=True requires logits, a tensor")
     # A collective that a tensor still waits for is part of the pass.
     local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     local = local.wait() if hasattr(local, "wait") else local
@@ -606,7 +610,7 @@ def _cached_tensors(value: Any, seen_ids: set[int]) -> Iterator[torch.Tensor]:
 
 
 class ForwardStep(TrainingStep):
-    """The forward pass alone. The first run or `start_anew` makes its cache, so no timed pass includes that."""
+    """The forward pass alone. The first run or `start_anew` makes the cache, so timed passes do not."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -619,7 +623,7 @@ class ForwardStep(TrainingStep):
         return ("forward",)
 
     def forward(self, stamp: Stamp = lambda: None, is_whole: bool = False) -> torch.Tensor:
-        """Return the output of this rank's part of the batch; sharded as the ranks have it unless `is_whole`."""
+        """Return the output of this rank's part of the batch; the output stays sharded unless `is_whole`."""
         with forward_alone(self._context.device), contextlib.ExitStack() as entered:
             self._provide_cache()
             batch = self._own_sequence(self.microbatches[0], entered)
@@ -634,7 +638,7 @@ class ForwardStep(TrainingStep):
         return output
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
-        """Run forward; there is no backward."""
+        """Run forward without backward."""
         return self.forward(stamp)
 
     def __call__(self, stamp: Stamp) -> None:
@@ -666,8 +670,8 @@ class ForwardStep(TrainingStep):
             empty = next((tensor for _, tensor in tensors_of(inputs) if not tensor.numel()), None)
             if empty is not None:
                 raise UserError(
-                    f"{name} gets {shape_text(empty.shape)}, a part of the sequence without a token: there are fewer "
-                    "tokens than ranks; leave sequence parallel out of the plan for one token (decode)"
+                    f"{name} gets {shape_text(empty.shape)}, a part of the sequence without a token, since there are "
+                    "fewer tokens than ranks; leave sequence parallel out of the plan for one token (decode)"
                 )
 
         with contextlib.ExitStack() as hooks:

@@ -1,4 +1,4 @@
-"""The user's own training step: its optimizers by name, its loss, its phases as they run, and its period."""
+"""The user's own training step: its optimizers by name, loss, phases and period."""
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from distbench.spec import Scenario, UserError
 from distbench.spec.printable_text import listed
 from distbench.torch_private import around_backward, each_operator
 
-OTHER = "other"  # the phase of work after a backward or an optimizer that no other backward follows
+OTHER = "other"  # the phase of other work, after a backward or an optimizer
 
 
 def made_optimizers(scenario: Scenario, model: nn.Module) -> Any:
-    """Return what the scenario's function makes for a model: an optimizer, or a dict; None without such a function.
+    """Return the optimizer, or the dict of optimizers, that the scenario's function makes; None without a function.
 
     Raises:
         UserError: `make_optimizers` raises.
@@ -33,13 +33,13 @@ def made_optimizers(scenario: Scenario, model: nn.Module) -> Any:
             names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
             where = raised_at(error) or place_of(scenario.make_optimizers)
             raise UserError(
-                f"make_optimizers raises {one_line(error)} ({where}); take parameters that the model trains: "
-                f"{listed(names, 6)}"
+                f"make_optimizers raises {one_line(error)} ({where}); use parameters that the model trains "
+                f"({listed(names, 6)})"
             ) from error
 
 
 def optimizers_of(made: Any, name: str = "") -> dict[str, Any]:
-    """Return optimizers and other state from what `made_optimizers` returns, by keys and positions joined by dots.
+    """Return optimizers and other state in the result of `made_optimizers`, by keys and positions joined by dots.
 
     A single optimizer is "optimizer"; {} for None.
     """
@@ -51,39 +51,39 @@ def optimizers_of(made: Any, name: str = "") -> dict[str, Any]:
 
 
 def steppable(made: Any) -> list[Any]:
-    """Return the optimizers and schedulers among what `made_optimizers` returns."""
+    """Return the optimizers and schedulers in the result of `made_optimizers`."""
     return [value for value in optimizers_of(made).values() if callable(getattr(value, "step", None))]
 
 
 def torch_optimizers(made: Any) -> list[torch.optim.Optimizer]:
-    """Return torch's optimizers among what `made_optimizers` returns."""
+    """Return torch's optimizers in the result of `made_optimizers`."""
     return [value for value in optimizers_of(made).values() if isinstance(value, torch.optim.Optimizer)]
 
 
 def require_optimizers(scenario: Scenario, made: Any, model: nn.Module) -> None:
-    """Raise UserError if no optimizer was made, one is of another model, or `state_dict=True` cannot save one."""
+    """Raise UserError for no optimizer, for an optimizer of another model, or if `state_dict=True` cannot save it."""
     field = "optimizer" if scenario.make_optimizers is None else "make_optimizers"
     make = getattr(scenario, field)
     if make is None:
         return
     problem = f"{field} ({place_of(make)}) returns {kind_of(made)}"
     if not steppable(made):
-        advice = "return an optimizer of the parameters that it is given"
+        advice = "return an optimizer of the given parameters"
         if scenario.make_optimizers is not None:
             advice = "return an optimizer, or a dict or list of optimizers, schedulers, scalers and averages"
         raise UserError(f"{problem}, which has no step(); {advice}")
     if scenario.plan.state_dict and not torch_optimizers(made):
         raise UserError(
-            f"{problem}, which state_dict=True cannot save: torch saves subclasses of torch.optim.Optimizer; "
-            "derive it from that, or leave state_dict out"
+            f"{problem}, which state_dict=True cannot save; use a subclass of torch.optim.Optimizer, or leave "
+            "state_dict out"
         )
     own = {id(parameter) for parameter in model.parameters()}
     for name, optimizer in optimizers_of(made).items():
         held = {id(parameter) for parameter in _parameters_of(optimizer)}
         if held and not held & own:
             raise UserError(
-                f"{field} ({place_of(make)}) returns {name!r}, which has no parameter of the parallel model; take "
-                "the parameters of the model that it is given"
+                f"{field} ({place_of(make)}) returns {name!r}, which has no parameter of the parallel model; use "
+                "parameters of the given model"
             )
 
 
@@ -96,7 +96,7 @@ def call_step(scenario: Scenario, model: nn.Module, batch: Any, made: Any) -> An
     """Call the scenario's step once; return its loss or dict of losses.
 
     Raises:
-        UserError: the step returns something else.
+        UserError: the step returns another value.
     """
     assert scenario.step is not None
     returned = scenario.step(model, batch, made)
@@ -104,7 +104,7 @@ def call_step(scenario: Scenario, model: nn.Module, batch: Any, made: Any) -> An
     if not (losses and all(map(_is_number, losses))):
         kind = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, torch.Tensor) else kind_of(returned)
         what = f"step ({place_of(scenario.step)}) returns {'nothing' if returned is None else kind}"
-        raise UserError(f"{what}; return the loss, one number, or a dict of name to loss")
+        raise UserError(f"{what}; return one number as loss, or a dict of names to losses")
     return returned
 
 
@@ -113,7 +113,7 @@ def _is_number(value: Any) -> bool:
 
 
 def loss_of_step(returned: Any) -> torch.Tensor:
-    """Return the loss that a step returns, as a tensor without dims; of a dict of losses, their sum."""
+    """Return a step's loss as a tensor without dims; for a dict of losses, the sum."""
     losses = [*returned.values()] if isinstance(returned, Mapping) else [returned]
     return torch.stack([_detached(loss) for loss in losses]).sum()
 
@@ -141,10 +141,10 @@ def kept_gradients() -> Iterator[dict[torch.Tensor, torch.Tensor]]:
 
 
 class StepWatch:
-    """Follows calls of a step: `end` is called with the name of each phase when it ends.
+    """Observer of a step's calls; `end` is called with the name of each phase at the phase's end.
 
-    A phase is "forward" until autograd's backward begins, "backward" while it runs, "optimizer" while an optimizer
-    of torch steps, and OTHER elsewhere. Inside a backward or an optimizer nothing else begins.
+    A phase is "forward" until autograd's backward begins, "backward" while backward runs, "optimizer" while an
+    optimizer of torch steps, and OTHER elsewhere. No phase begins inside a backward or an optimizer.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -154,7 +154,7 @@ class StepWatch:
 
     @contextlib.contextmanager
     def of_call(self, end: Callable[[str], None]) -> Iterator[None]:
-        """Follow one call."""
+        """Observe one call."""
         depth = 0
 
         def enter(gap: str) -> None:
@@ -190,7 +190,7 @@ class StepWatch:
         if id(optimizer) in self._stepped_ids:
             raise UserError(
                 f"step ({self._place}) steps {type(optimizer).__name__} twice without a backward in between, the "
-                f"second time at {called_at()}; step it once for each backward"
+                f"second time at {called_at()}; step the optimizer once per backward"
             )
         self._stepped_ids.add(id(optimizer))
 
@@ -211,12 +211,12 @@ class ObservedCall(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its phases."""
+        """Names of the call's phases."""
         return tuple(phase.name for phase in self.phases)
 
 
 def observed_call(call: Callable[[Callable[[str], None]], object]) -> ObservedCall:
-    """Run `call(end)` with its operators followed; it calls `end` as `StepWatch` does."""
+    """Run `call(end)` and observe its operators; `call` must call `end` as `StepWatch` does."""
     operators: list[str] = []
     stepped_ids: list[int] = []
     counts: list[int] = []
@@ -243,7 +243,7 @@ def observed_call(call: Callable[[Callable[[str], None]], object]) -> ObservedCa
 
 
 def period_of(calls: Sequence[Hashable]) -> int | None:
-    """Return the smallest period of the last calls: as many as it has equal those before them. None without one.
+    """Return the smallest n for which the last n calls equal the n calls before; None if there is no n.
 
     >>> period_of(["a", "b", "a", "b"]), period_of(["first", "a", "a"]), period_of(["a", "b"])
     (2, 1, None)

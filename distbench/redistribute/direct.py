@@ -57,12 +57,12 @@ REDUCTIONS: dict[str | None, Callable[..., object]] = {
 
 
 class DirectRedistribution:
-    """One pair on one rank, planned once and run repeatedly; NotHandled if the target has a partial.
+    """A redistribution on one rank, planned once and run repeatedly; NotHandled if the target has a partial.
 
     `source` and `target` are layouts in torch's notation, such as "S(0)R" (S(tensor dim), R or P(sum) per mesh dim).
     `ranks` is the global rank at each mesh coordinate, a tensor of the mesh's shape (`DeviceMesh.mesh`). The group must
-    consist of exactly these ranks; None is the default group. `seconds_of` predicts an exchange, the same on every
-    rank; only sources with partials use it.
+    consist of exactly these ranks; None is the default group. `seconds_of` must predict equal times on all ranks; only
+    sources with partials need predictions.
     """
 
     def __init__(
@@ -141,7 +141,8 @@ class _ExchangeOnRank:
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
         if tuple(local.shape) != shape_of(self._before):
             raise ValueError(
-                f"the local tensor is {tuple(local.shape)}, but the source layout has {shape_of(self._before)}"
+                f"the local tensor has shape {tuple(local.shape)}, but the source layout requires "
+                f"{shape_of(self._before)}"
             )
         exchange = self._exchange
         if exchange.changes_nothing:

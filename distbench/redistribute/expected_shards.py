@@ -16,7 +16,7 @@ from distbench.torch_private import is_strided_shard, strided_shard
 
 @dataclass(frozen=True)
 class Layout:
-    """One side of a redistribution; it has no state if no shard order corresponds to its strided shards."""
+    """One side of a redistribution; without a state if no shard order corresponds to its strided shards."""
 
     placements: tuple[Placement, ...]
     state: State | None
@@ -48,7 +48,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pair:
-    """One redistribution of one tensor; the shape is that of the full tensor."""
+    """A redistribution of one tensor; `shape` is the full tensor's."""
 
     source: Layout
     target: Layout
@@ -71,7 +71,7 @@ MIN_PART_PERIOD = 7
 
 
 def parse_placement(text: str) -> Any:
-    """`"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement; without shard orders."""
+    """Convert `"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement."""
     try:
         (placement,) = parse_placements(text)
     except ValueError:
@@ -97,11 +97,11 @@ def torch_placement(placement: Placement) -> Any:
 def shard_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """Return the shard of `full` at a mesh coordinate; Replicate and Partial hold all of it.
+    """Return the shard of `full` at a mesh coordinate; Replicate and Partial do not divide the tensor.
 
     Mesh dims shard from left to right, each into ceil-sized chunks of the remainder, except that the strided shards of
-    FSDP2 over TP come after all plain ones (TP sharded the parameter before FSDP2). The coordinate is the rank's index
-    along each mesh dim.
+    FSDP2 over TP come after all plain shards (TP sharded the parameter before FSDP2). The coordinate is the rank's
+    index along each mesh dim.
     """
     for mesh_dim in sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim])):
         tensor_dim = getattr(placements[mesh_dim], "dim", None)
@@ -111,7 +111,7 @@ def shard_of(
 
 
 def own_shard(full: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
-    """Return this rank's shard on a device mesh; of a packed parameter (gate and up in one) a chunk of each piece."""
+    """Return this rank's shard on a device mesh; for a packed parameter (gate and up in one) a chunk of each piece."""
     shape = tuple(mesh.shape)
     of = strided_shard_of if _is_packed(placements, shape) else shard_of
     return of(full, placements, shape, tuple(mesh.get_coordinate() or ()))
@@ -139,7 +139,7 @@ def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int)
 def shard_in_order(
     full: torch.Tensor, orders: Sequence[Sequence[int]], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """Like `shard_of`, by `State.orders`: for each tensor dim, the mesh dims that shard it, in order."""
+    """Return the shard like `shard_of`, but for the mesh dims of each tensor dim in shard order (`State.orders`)."""
     for tensor_dim, order in enumerate(orders):
         for mesh_dim in order:
             full = chunk_of(full, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim])
@@ -149,8 +149,8 @@ def shard_in_order(
 def strided_shard_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """Like `shard_of`, but always from left to right; a strided shard takes its chunk of each piece, as torch defines
-    `_StridedShard`.
+    """Return the shard like `shard_of`, but always from left to right; a strided shard is a chunk of each piece, as in
+    torch's `_StridedShard`.
     """
     for mesh_dim, placement in enumerate(placements):
         tensor_dim = getattr(placement, "dim", None)
@@ -217,7 +217,7 @@ def shard_under(full: torch.Tensor, layout: Layout, context: RankContext) -> tor
 
 
 def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> Any:
-    """Return the DTensor whose value is `full`, with expected shards; a Partial rank holds its part."""
+    """Return the DTensor whose value is `full`, with expected shards; under Partial each rank has its part."""
     placements = torch_placements(layout)
     part = part_of(full, placements, context.mesh_shape, context.coordinate)
     local = shard_under(part, layout, context).to(context.device)
@@ -227,10 +227,10 @@ def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> A
 
 
 def rounding_of(source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequence[int], dtype: torch.dtype) -> float:
-    """Return the largest error of a correct redistribution of `part_of`'s parts against the full tensor's values.
+    """Return the largest error of a correct redistribution of `part_of`'s parts, compared with the full tensor.
 
-    It is 0 if all sums are integers that the dtype represents, and all divisions (of averages, and of a replica that
-    becomes parts) are by powers of two.
+    The error is 0 if all sums are integers that the dtype represents, and all divisors (of averages, and of a replica
+    that becomes parts) are powers of two.
     """
     before, after = _partial_dims(source), _partial_dims(target)
     num_parts = math.prod(mesh_shape[mesh_dim] for mesh_dim in before)

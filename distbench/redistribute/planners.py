@@ -40,7 +40,7 @@ WARM_PLANS = 20
 
 
 def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None) -> None:
-    """Raise UserError for an unknown planner or dtype, or calibrated without a profile."""
+    """Raise UserError for an unknown planner or dtype, or planner calibrated without a profile."""
     if dtype not in TORCH_DTYPES:
         raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
     for name in planners:
@@ -51,17 +51,17 @@ def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None)
 
 
 class Switch:
-    """A context that is on while its case runs, and off while others run; `with` does the same."""
+    """A context that is active while its case runs and inactive while other cases run; also usable in `with`."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
         self._make, self._entered = make, contextlib.ExitStack()
 
     def on(self) -> None:
-        """Enter the context; it must be off."""
+        """Enter the context, which must be inactive."""
         self._entered.enter_context(self._make())
 
     def off(self) -> None:
-        """Leave it, if it is on."""
+        """Leave the context if active."""
         self._entered.close()
 
     def __enter__(self) -> "Switch":
@@ -74,7 +74,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class PlannedRedistribution:
-    """One redistribution, planned and ready to run while the context that returned it is open."""
+    """One redistribution, planned and ready to run while its context is open."""
 
     call: Callable[[], Any]  # runs it, and returns the local tensor or a DTensor
     path: str  # in torch's own notation, or a description of the exchange
@@ -89,7 +89,7 @@ class PlannedRedistribution:
     switch: Switch = field(default_factory=Switch)  # while off, others may be planned and run
 
     def local_result(self) -> Any:
-        """Run it and return this rank's local tensor under the target."""
+        """Run the redistribution; return this rank's local tensor in the target layout."""
         moved = self.call()
         return moved.to_local() if hasattr(moved, "to_local") else moved
 
@@ -103,10 +103,11 @@ def planned_redistribution(
     native: bool,
     known_planning_s: tuple[float, float] | None = None,
 ) -> Iterator[PlannedRedistribution]:
-    """Plan a DTensor's redistribution by a planner of torch's or ours, which stays active until it has been timed.
+    """Plan a DTensor's redistribution by a planner of torch or distbench, which stays active until the case has been
+    timed.
 
     `native` runs all-to-alls unchanged on CPU; `known_planning_s` is an earlier measurement of planning. Raises
-    Unsupported if this planner cannot move this pair, or torch's planner has another interface.
+    Unsupported if this planner cannot redistribute this pair, or torch's planner has another interface.
     """
     if name not in PLANNERS:
         with planning_switch(BASELINE, None, context, native) as switch:
@@ -122,10 +123,10 @@ def _by_plugin(
 ) -> PlannedRedistribution:
     """Return the path through the placements that a plug-in chooses; greedy plans each stage of it."""
     if not isinstance(source, DTensor):
-        raise Unsupported(f"planner {name} is a plug-in, which takes neither shard orders nor Partial targets")
+        raise Unsupported(f"planner {name} is a plug-in, which supports neither shard orders nor Partial targets")
     stages = [tuple(stage) for stage in load_plugin("planners", name)(source, tuple(target))]
     if stages[-1:] != [tuple(target)]:
-        raise UserError(f"planner {name!r} ends at {stages[-1:]}; its last placements must be the target, {target}")
+        raise UserError(f"planner {name!r} ends at {stages[-1:]} instead of the target {target}")
     parts: list[PlannedRedistribution] = []
     tensor, profile = source, context.profile.natively() if context.profile and native else context.profile
     for stage in stages:
@@ -154,9 +155,9 @@ def _by_plugin(
 
 
 def planning_switch(name: str, profile: Profile | None, context: RankContext, native: bool = False) -> Switch:
-    """Make DTensor plan by one of torch's planners, or by the profile, while it is on; plans are kept while it is off.
+    """Context in which DTensor plans by one of torch's planners or by the profile; plans are kept while inactive.
 
-    Raises `Unsupported` if the profile lacks a line.
+    Raises `Unsupported` if the profile has no line for a step.
     """
     plans = OwnPlans()
 
@@ -177,7 +178,7 @@ def _planning_by(name: str, profile: Profile | None, context: RankContext) -> It
             yield
         return
     if profile is None:
-        raise Unsupported("calibrated needs a profile, and this run has none; pass --profile")
+        raise Unsupported("planner calibrated needs a profile; pass --profile")
     try:
         measured_cost(profile, dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
     except UserError as error:
@@ -263,7 +264,7 @@ def exchange_between(
 
 
 def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile | None) -> float | None:
-    """Return seconds of a path by a profile; None without one, or if it lacks a line. Itemsize in bytes."""
+    """Return a path's predicted seconds; None without a profile, or without a line for a step. Itemsize in bytes."""
     if profile is None:
         return None
     total = 0.0
@@ -289,7 +290,7 @@ def _exchange_seconds(exchange: Exchange, itemsize: int, context: RankContext) -
 def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_measured: bool) -> tuple[float, float]:
     """Return thread CPU seconds to plan with empty caches, and again with full caches.
 
-    The median of several on the rank that reports, and one on the others, which would only make it wait for a CPU.
+    The reporting rank measures several times and returns the median; others measure once, to leave CPUs free.
     """
     forget()
     seconds = []
@@ -301,7 +302,9 @@ def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_
 
 
 def executed_as(op: str, context: RankContext, native: bool) -> str:
-    """Backend's collective for a step: on CPU an all-to-all is an all-gather and a local chunk, unless native."""
+    """Return the backend's collective for a step; on CPU an all-to-all is an all-gather and a local chunk, unless
+    native.
+    """
     if op == NATIVE_ALL_TO_ALL:
         return "all_to_all"
     if context.device.type == "cpu" and op == "all_to_all" and not native:

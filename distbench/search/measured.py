@@ -1,8 +1,8 @@
-"""A sweep by measurement: every mesh, changes of the fastest, the best again; rounds are kept in a folder.
+"""A sweep by measurement: every mesh, changes of the fastest, the best again; a folder has the rounds' files.
 
 All candidates of a round are variants of one job, each on its own mesh of the same ranks, and all rounds share one
-launch. The first rounds only screen; the recommended plan was measured in the same passes as the next best. The number
-of screened changes depends on the time of the first round.
+launch. The first rounds only screen; the last round measures the recommended plan and the next best in the same passes.
+The number of screened changes depends on the time of the first round.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ from distbench.spec.json_decoder import Format, Name, read_record
 from distbench.spec.printable_text import count_text
 
 FILE = "sweep.json"
-KEPT_SHARE, NUM_FINAL = 3, 4  # one in three continues; at most so many in the last round
+KEPT_SHARE, NUM_FINAL = 3, 4  # one of three continues; at most this many in the last round
 SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of the remaining budget
 ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
 LEAST_CHANGES, SOONEST = 2, ("plan.mixed_precision", "plan.reshard_after_forward")
-# In addition to its timed steps, a plan of the last round takes the time of screening so many: open, check, trace.
+# Time of a plan of the last round in addition to timed steps (open, check, trace), in screened plans.
 FINAL_IN_SCREENED = 3
 SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
 
@@ -51,7 +51,7 @@ class SweepFile(msgspec.Struct):
 
 
 class RoundFile(msgspec.Struct):
-    """The run file of a round's plans; `code` is a digest of all that the run file depends on, except its labels."""
+    """The run file of a round's plans; `code` is a digest of all inputs of the run file except labels."""
 
     run_file: Name
     labels: list[str]
@@ -62,7 +62,7 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
     """Reject a folder of another sweep, and with --reuse a folder without a sweep.
 
     Raises:
-        UserError: the folder is unchanged.
+        UserError: the folder is rejected, and left unchanged.
     """
     file = out / FILE
     if not file.is_file():
@@ -80,7 +80,7 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
 
 
 def claim_folder(out: Path, setup: Setup) -> None:
-    """Write the sweep's identity into the folder. Raise UserError if it cannot be written."""
+    """Write the sweep's identity into the folder. Raise UserError if the folder cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / FILE, json.dumps(msgspec.structs.asdict(_identity(setup))))
@@ -98,20 +98,21 @@ def keep_round(file: Path, run_file: Path, labels: Sequence[str], code: str) -> 
 
 
 def read_round(file: Path, code: str) -> tuple[Path, list[str]] | None:
-    """(run file, labels) of a round; None without such a round, or if it is of other code.
+    """Return (run file, labels) of a round; None if the round does not exist or has other code.
 
     Raises:
         UserError: the file is damaged.
     """
     if not file.is_file():
         return None
-    record = read_record(file, RoundFile, Format("round file", "delete it, and --reuse measures that round again"))
+    record = read_record(file, RoundFile, Format("round file", "delete it, then --reuse measures the round again"))
     return (Path(record.run_file), record.labels) if record.code == code else None
 
 
 def changes_of_best(space: Space, best: Sequence[Candidate]) -> list[Candidate]:
-    """The single changes of the plan as written on each mesh: all of the fastest mesh's first, of a mesh those that
-    change what a step computes and communicates most."""
+    """Return the single changes of the plan as written on each mesh, the fastest mesh first; on each mesh, the changes
+    with the largest effect on compute and communication come first.
+    """
 
     def lateness(changed: Candidate) -> int:
         return min((SOONEST.index(name) for name, _ in changed.choices if name in SOONEST), default=len(SOONEST))
@@ -121,17 +122,17 @@ def changes_of_best(space: Space, best: Sequence[Candidate]) -> list[Candidate]:
 
 
 def num_affordable(each_s: float, left_s: float, most: int) -> int:
-    """Changes that are screened: the second look at a third of all plans takes about as long as screening them.
+    """Return the number of changes to screen; the second look at a third of all plans takes about as long as screening.
 
     Args:
         each_s: seconds of screening a plan; 0 if unknown.
-        left_s: for screening and the second look.
+        left_s: seconds for screening and the second look.
     """
     return max(min(most, max(LEAST_CHANGES, int(left_s / 2 / each_s)) if each_s else most), 0)
 
 
 def combined(ranked: Sequence[RankedPlan], plans: Mapping[Candidate, RankedPlan]) -> list[Candidate]:
-    """The two best changes of the best mesh that are each faster than the plan as written, both at once."""
+    """Return a plan with the two best changes of the best mesh, if each is faster than the plan as written."""
     if not ranked:
         return []
     sizes = ranked[0].candidate.sizes
@@ -148,14 +149,14 @@ def combined(ranked: Sequence[RankedPlan], plans: Mapping[Candidate, RankedPlan]
 def with_written(
     kept: Sequence[Candidate], as_written: Candidate | None, measured: Container[Candidate]
 ) -> list[Candidate]:
-    """The best plans and the plan as written, if it works: it replaces the last of more than two."""
+    """Return the best plans; the plan as written, if it works, replaces the last of more than two."""
     if as_written is None or as_written in kept or as_written not in measured:
         return [*kept]
     return [*(kept[:-1] if len(kept) > 2 else kept), as_written]
 
 
 class Rounds:
-    """The rounds of one launch; their measurements are in `state`, also after an interrupt.
+    """The rounds of one launch; `state` has the measurements, also after an interrupt.
 
     Args:
         out: folder of run files, and of the state that a resumed sweep continues from.
@@ -176,7 +177,7 @@ class Rounds:
     def run(
         self, starting: Sequence[Candidate], changes: Callable[[Sequence[Candidate], int], Sequence[Candidate]]
     ) -> None:
-        """Run all rounds, or those before an interrupt.
+        """Run all rounds, or the rounds before an interrupt.
 
         Args:
             changes: maps candidates, the fastest first, and a limit to the candidates to try next.
@@ -196,7 +197,7 @@ class Rounds:
                 self._round(ranks, 2, again, replace(SCREENING, min_samples=6, max_samples=6, passes=3))
                 kept = [candidate for candidate in self._best() if candidate in again][:NUM_FINAL]
             if not state.interrupted and kept:
-                # As many as the time allows; at least two, for a verdict.
+                # As many plans as the time allows; at least two, for a verdict.
                 each_s = self._final_s()
                 count = max(2, min(NUM_FINAL, int(self._limits.left_s() / each_s))) if each_s else NUM_FINAL
                 self._last_round(ranks, with_written(kept[:count], state.written, state.measured))
@@ -220,7 +221,7 @@ class Rounds:
         self._round(ranks, len(ROUNDS) - 1, kept, replace(Settings(), check="loss").with_budget(budget_s))
 
     def _num_changes(self, num_measured: int) -> int:
-        """As many as the time allows, or as in the resumed sweep."""
+        """Return as many changes as the time allows, or as in the resumed sweep."""
         if before := self._before(1):
             return len(before[1])
         each_s = self._spent_s / max(num_measured, 1)
@@ -253,7 +254,7 @@ class Rounds:
         if state.num_reused is not None:
             state.num_reused += run_file is not None
         if run_file is None:
-            # A display of its own: each round counts its cases from 0.
+            # A separate display, since each round counts its cases from 0.
             with display_for(f"{job.scenario}, {ROUNDS[number]}", self._quiet) as display:
                 outcome = launch_on(ranks, job, display)
             state.interrupted = outcome.status == "interrupted"
@@ -267,7 +268,7 @@ class Rounds:
             self._take_in(run_file, labels, is_final)
 
     def _before(self, number: int) -> tuple[Path, list[str]] | None:
-        """(run file, labels) of a round of the resumed sweep."""
+        """Return (run file, labels) of a round of the resumed sweep."""
         return read_round(self._round_file(number), self._code) if self._resume else None
 
     def _round_file(self, number: int) -> Path:

@@ -1,10 +1,11 @@
 """A sweep by prediction: steps are recorded and replayed, without starting ranks.
 
-Meshes are predicted as written, those that need the fewest fast links first; then changes of the best, one at a time;
-with --around-my-plan the neighbours of the plan as written. Finally the best are recorded with all layers.
+Plans as written are predicted on all meshes, those with the fewest fast links first, then changes of the best plans,
+one at a time. With --around-my-plan, only neighbours of the plan as written are predicted. Finally the best plans are
+recorded with all layers.
 
-Before that, a step is recorded with few layers. Time extends linearly in layers, to 1 %, and so do the bytes that are
-alive at the peak. Reserved memory does not: its free blocks are a smaller share of more layers.
+Before that, a step is recorded with few layers. Time and live bytes at the peak grow linearly in layers, to 1 %.
+Reserved memory grows more slowly, since free blocks are a smaller share of more layers.
 """
 
 import math
@@ -37,8 +38,8 @@ from distbench.spec.printable_text import count_text
 
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
 SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
-NUM_EXPANDED = 3  # of the best, whose changes are tried
-NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best: recorded with all layers until 3 fit, at most 8
+NUM_EXPANDED = 3  # number of best plans whose changes are tried
+NUM_WHOLE, MAX_WHOLE = 3, 8  # best plans are recorded with all layers until 3 fit, at most 8
 AT_ONCE = 8
 SEARCH_SHARE = 0.6  # of the budget; the rest is for recording all layers
 MESH_SHARE = 0.5  # of the candidates; further meshes wait until all changes of better meshes are tried
@@ -69,12 +70,12 @@ def predicted(
     hardware: Hardware,
     float8: tuple[str, ...] = (),
 ) -> Prediction:
-    """Predict from recordings of (layers, step on each of some ranks): one recording directly, two by the line through
-    both at `num_layers`.
+    """Predict from recordings of (layers, step on some ranks): directly from one, or from two by the line through both
+    at `num_layers`.
 
-    Time is the slowest rank's, memory the fullest one's. Live memory at the peak lies on that line too. The memory that
-    the allocator reserves in addition is assumed to grow with the square root of it: in plans recorded whole it grows
-    more slowly than live memory (`python -m benchmarks.memory_estimates`).
+    Time is the slowest rank's, and memory the fullest rank's. Live memory at the peak is also on that line. Additional
+    reserved memory is assumed to grow with the square root of live memory, since it grows more slowly in plans recorded
+    with all layers (`python -m benchmarks.memory_estimates`).
 
     Args:
         float8: patterns of modules whose matmuls are in float8.
@@ -118,7 +119,7 @@ def predicted(
 def _whole(
     candidate: Candidate, recordings: Sequence[Recording], hardware: Hardware, float8: tuple[str, ...]
 ) -> Prediction:
-    """The prediction from recordings of all layers."""
+    """Return the prediction from recordings of all layers."""
     ranks = Simulation.all_of(recordings, hardware, expandable=False, float8=float8)
     simulation, memory = slowest(ranks), fullest(ranks).memory
     head, parts = simulation.recording.head, simulation.parts
@@ -153,13 +154,13 @@ def _whole(
 
 @dataclass
 class Predictor:
-    """Candidates to predictions, by the child process.
+    """Predictor of candidates from recordings of the child process.
 
     Args:
-        base: all parameters of the scenario, as the user chose them.
+        base: all parameters of the scenario, as chosen by the user.
         `on_progress`: called with the numbers of queries and of answers.
         float8: patterns of modules whose matmuls are in float8.
-        layers: the parameter of the number of layers, where few of them are recorded.
+        layers: the parameter for the number of layers, if only few layers are recorded.
     """
 
     recorder: SweepChild
@@ -186,7 +187,7 @@ class Predictor:
             yield result
 
     def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
-        """Yield outcomes of candidates that all fail with few layers: a plan may include layers that those lack."""
+        """Yield outcomes of candidates that all fail with few layers, since a plan may include layers beyond them."""
         self._few_layers_work = True
         first, *others = (candidate for candidate, _ in failed)
         ((_, outcome),) = self._answers([first], whole=True)
@@ -207,7 +208,7 @@ class Predictor:
         for place, answer in self.recorder.ask(questions):
             try:
                 recordings = _loaded(answer)
-            except UserError:  # of a recording from an earlier sweep
+            except UserError:  # from a recording of an earlier sweep
                 damaged.append(place)
                 continue
             yield candidates[place], self._outcome(candidates[place], answer, recordings)
@@ -236,7 +237,7 @@ def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
 
 
 def predict(state: SweepState, predictor: Predictor, limits: Limits) -> None:
-    """Search, and record the best with all layers; the outcomes are in `state`, also after an interrupt.
+    """Search, and record the best plans with all layers; `state` has the outcomes, also after an interrupt.
 
     Raises:
         UserError: the plan as written does not work, and its neighbours were requested.
@@ -252,7 +253,7 @@ def predict(state: SweepState, predictor: Predictor, limits: Limits) -> None:
 
 
 def predict_around(state: SweepState, written: Candidate, predictor: Predictor, limits: Limits) -> None:
-    """Predict the plan as written and its neighbours. Raises as `predict`."""
+    """Predict the plan as written and its neighbours. Raises the errors of `predict`."""
     candidates = [written, *state.space.around(written)]
     if len(candidates) > limits.max_plans:
         candidates, state.stopped = candidates[: limits.max_plans], limits.reached
@@ -265,7 +266,7 @@ def predict_around(state: SweepState, written: Candidate, predictor: Predictor, 
 
 
 def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
-    """Predict meshes and changes of the best, until all are tried or a limit is reached."""
+    """Predict meshes and changes of the best plans, until all are tried or a limit is reached."""
     space, capacity = state.space, predictor.hardware.usable_bytes
     bounds = {candidate: lower_bound_bytes(space.facts, candidate.mesh) for candidate in space.meshes}
     state.refused |= {candidate: bound for candidate, bound in bounds.items() if bound > capacity}
@@ -301,8 +302,9 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
 
 
 def _look_for_option(state: SweepState, predictor: Predictor) -> None:
-    """Where no plan works, find a parameter of the scenario with which the first plan works, for the message. Such
-    plans are not ranked, because they compute something else."""
+    """If no plan works, find a scenario parameter with which the first plan works, for the message. The changed plans
+    compute something else, so they are not ranked.
+    """
     if not state.left_out:
         return
     first = next(iter(state.left_out))
@@ -315,7 +317,7 @@ def _look_for_option(state: SweepState, predictor: Predictor) -> None:
 
 
 def take_in(state: SweepState, outcomes: Iterable[tuple[Candidate, Any]]) -> None:
-    """Keep predictions; a candidate that computes something else than the first one is left out."""
+    """Add predictions to `state`; leave out candidates that compute something else than the first candidate."""
     for candidate, outcome in outcomes:
         first = next(iter(state.predictions.values()), outcome)
         if isinstance(outcome, str):
@@ -330,18 +332,18 @@ def other_work(first: Prediction, other: Prediction) -> str:
     """Return the reason why two candidates cannot be compared; "" if they compute the same."""
     if first.num_parameters != other.num_parameters:
         parameters = count_text(other.num_parameters, "parameter")
-        return f"its model has {parameters}, and the plan as written {first.num_parameters:,}"
+        return f"its model has {parameters}, but the plan as written has {first.num_parameters:,}"
     if first.batch_size != other.batch_size:
-        return f"its global batch is {other.batch_size}, and that of the plan as written {first.batch_size}"
+        return f"its global batch is {other.batch_size}, but the plan as written has {first.batch_size}"
     if first.num_tokens != other.num_tokens:
-        return f"its global batch has {other.num_tokens} tokens, and that of the plan as written {first.num_tokens}"
+        return f"its global batch has {other.num_tokens} tokens, but the plan as written has {first.num_tokens}"
     return ""
 
 
 def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
-    """Record the best with all layers, two at a time, until enough of them are known to fit.
+    """Record the best plans with all layers, two at a time, until enough plans are known to fit.
 
-    Their time stays that of few layers, like that of the others.
+    Times of all plans stay extrapolated from few layers.
     """
     num_tried = 0
     while num_tried < MAX_WHOLE:
@@ -378,7 +380,7 @@ def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) ->
     """Return the error that no candidate has a prediction.
 
     Args:
-        hardware: None where candidates are measured.
+        hardware: None if candidates are measured.
     """
     scenario, too_small = setup.entry.name, ""
     if state.refused and hardware is not None:
@@ -386,7 +388,7 @@ def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) ->
         capacity = disk_text(hardware["memory_bytes"]) + (f" (of which {reserve})" if reserve else "")
         candidate, bound = min(state.refused.items(), key=lambda item: item[1])
         need = f"parameters, gradients and optimizer state alone are {disk_text(bound)} per device"
-        too_small = f"fits into {capacity}: in the nearest ({candidate.text}) {need}"
+        too_small = f"fits into {capacity} (in the nearest, {candidate.text}, {need})"
     if not state.left_out:
         return UserError(f"no plan of {scenario} {too_small}; give a larger --memory or --world")
     unsplit = setup.unsplit_text(state.space)
@@ -408,14 +410,14 @@ def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardw
     """Return the error that the memory is too small for every tried plan, with the need of the nearest plan.
 
     Args:
-        stopped: the reason why not all plans were tried, or empty.
+        stopped: the reason why some plans were not tried, or "".
     """
     need, reserve = nearest.reserved_bytes, _reserve_text(hardware)
     capacity = disk_text(hardware["memory_bytes"])
     why = "; ".join(reason for reason in (reserve and f"of which {reserve}", stopped) if reason)
     problem = f"no tried plan of {scenario} on {count_text(world, 'device')} fits into {capacity}"
     about = "" if nearest.is_whole else "about "
-    near = f"the nearest ({nearest.candidate.text}) needs {about}{disk_text(need)}"
+    near = f"the nearest plan ({nearest.candidate.text}) needs {about}{disk_text(need)}"
     unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
     enough = f"{math.ceil(memory_for(hardware, need * SURELY) / unit)}{name}"
     advice = f"give --memory {enough} or more, a larger --world, or a smaller batch"
@@ -423,7 +425,7 @@ def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardw
 
 
 def _reserve_text(hardware: Hardware) -> str:
-    """The reserve of a device in words; empty for a host."""
+    """Return the reserve of a device in words; "" for a host."""
     if hardware.host is not None:
         return ""
     return f"{disk_text(hardware['reserve_bytes'])} are reserved for the context, NCCL's buffers and workspaces"

@@ -14,7 +14,7 @@ from distbench.spec.plan import ROTATIONS
 from distbench.spec.printable_text import count_text
 
 MICROBATCHES = (1, 2, 4, 8)
-AHEAD = 2  # units gathered ahead
+AHEAD = 2  # FSDP units gathered ahead
 AS_WRITTEN = "as written"
 BATCH_NAMES = ("batch", "batch_size", "global_batch")
 
@@ -38,12 +38,12 @@ class Candidate:
 
     @property
     def mesh_text(self) -> str:
-        """`dp_shard=8,tp=8`: mesh dims of one rank left out."""
+        """Text such as `dp_shard=8,tp=8`, without mesh dims of one rank."""
         return ",".join(f"{name}={size}" for name, size in self.sizes if size > 1) or f"{self.sizes[0][0]}=1"
 
     @property
     def changes_text(self) -> str:
-        """`checkpoint=full, microbatches=2`, or AS_WRITTEN."""
+        """Text such as `checkpoint=full, microbatches=2`, or AS_WRITTEN."""
         return ", ".join(f"{name.removeprefix(PREFIX)}={value}" for name, value in self.choices) or AS_WRITTEN
 
     @property
@@ -56,7 +56,7 @@ class Candidate:
         return replace(self, choices=tuple(sorted({**dict(self.choices), name: value}.items())))
 
     def variant(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters of the scenario's variant, including unchanged parameters of its base."""
+        """Return all parameters of the scenario's variant, including unchanged parameters of `base`."""
         return {**base, **dict(self.choices), MESH: brief_mesh(self.mesh)}
 
 
@@ -65,12 +65,12 @@ class Space:
     """Every candidate of a sweep.
 
     Args:
-        declared: the scenario's own mesh; every candidate has its mesh dims.
+        declared: the scenario's own mesh, whose mesh dims every candidate has.
         mesh_dims: mesh dims that the plan uses.
         world: ranks.
-        facts: of the plan and the model, from the child process.
-        axes: the scenario's own parameters with several values; the first value is the one as written.
-        pinned: names that the user has chosen: they are not changed.
+        facts: the child process's facts of the plan and the model.
+        axes: the scenario's own parameters with several values; the first value is the value as written.
+        pinned: names that the user has chosen, which are not changed.
     """
 
     declared: Mapping[str, int]
@@ -82,20 +82,21 @@ class Space:
 
     @cached_property
     def meshes(self) -> list[Candidate]:
-        """One candidate as written per mesh that the batch can be split over; meshes that shard most parameters over
-        few fast links come first."""
+        """One candidate as written per mesh that divides the batch; meshes that shard most parameters over few fast
+        links come first.
+        """
         microbatches = self.facts["microbatches"] or 1
         return [candidate for candidate in self._all_meshes if self._splits(candidate.mesh, microbatches)]
 
     @cached_property
     def unsplit_meshes(self) -> list[Candidate]:
-        """The meshes that the batch cannot be split over, in the same order."""
+        """The meshes that do not divide the batch, in the same order."""
         return [candidate for candidate in self._all_meshes if candidate not in self.meshes]
 
     @cached_property
     def _all_meshes(self) -> list[Candidate]:
-        # The declared mesh dims in their order, and each of the plan's own before the first that comes after it in
-        # MESH_DIMS: torch accepts several mesh dims, such as those of hybrid sharding, in the mesh's order only.
+        # Declared mesh dims stay in order, and each mesh dim of the plan is inserted before its first successor in
+        # MESH_DIMS: torch accepts several mesh dims, as of hybrid sharding, in the mesh's order only.
         names = list(self.declared)
         for name in reversed(MESH_DIMS):
             if name in self.mesh_dims and name not in names:
@@ -116,7 +117,7 @@ class Space:
         )
 
     def alternatives(self, candidate: Candidate) -> dict[str, list[Any]]:
-        """Return the possible changes of a candidate: name to all values, the one as written first."""
+        """Return the possible changes of a candidate, from names to all values, the value as written first."""
         mesh, facts = candidate.mesh, self.facts
         choices: dict[str, list[Any]] = {name: list(values) for name, values in self.axes.items()}
         if (now := facts["microbatches"]) is not None:
@@ -135,13 +136,13 @@ class Space:
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
             choices["plan.rotate"] = [cp["rotate"], *(rotation for rotation in ROTATIONS if rotation != cp["rotate"])]
             choices["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
-        # A change that an axis of the scenario makes is made by that axis only.
+        # A change that an axis of the scenario makes is left to that axis.
         by_axes = {f"{PREFIX}{name}" for name in self.axes}
         left_out = self.pinned | by_axes
         return {name: values for name, values in choices.items() if len(values) > 1 and name not in left_out}
 
     def neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
-        """The candidates that differ from a candidate by one change."""
+        """Yield the candidates that differ from a candidate by one change."""
         chosen = dict(candidate.choices)
         for name, values in self.alternatives(candidate).items():
             now = chosen.get(name, values[0])
@@ -151,7 +152,7 @@ class Space:
                     yield without if value == values[0] else without.with_choice(name, value)
 
     def moved_meshes(self, candidate: Candidate) -> list[Candidate]:
-        """The candidates whose mesh differs by one factor, moved to another mesh dim."""
+        """Return the candidates whose mesh differs by one factor, moved to another mesh dim."""
         sizes = candidate.mesh
         by_ratio = []
         for other_candidate in self.meshes:
@@ -163,7 +164,7 @@ class Space:
         return [other_candidate for ratio, other_candidate in by_ratio if ratio == least]
 
     def around(self, candidate: Candidate) -> list[Candidate]:
-        """The candidates that differ from a candidate by one change, or by one factor of the mesh."""
+        """Return the candidates that differ from a candidate by one change, or by one factor of the mesh."""
         return [*self.neighbours(candidate), *self.moved_meshes(candidate)]
 
     def _splits(self, mesh: Mapping[str, int], microbatches: int) -> bool:
@@ -171,12 +172,12 @@ class Space:
 
 
 def num_parts(mesh: Mapping[str, int], microbatches: int) -> int:
-    """The number of parts of a global batch."""
+    """Return the number of parts of a global batch."""
     return math.prod(mesh.get(name, 1) for name in BATCH_DIMS) * microbatches
 
 
 def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Every ordered way to write a number as a product of `count` factors from 1."""
+    """Yield every ordered product of `count` factors of 1 or more that equals a number."""
     if count == 1:
         yield (number,)
         return
@@ -185,14 +186,14 @@ def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def count_of(space: Space) -> int:
-    """The total number of candidates."""
+    """Return the total number of candidates."""
     return sum(
         math.prod(len(values) for values in space.alternatives(candidate).values()) for candidate in space.meshes
     )
 
 
 def all_of(space: Space) -> Iterator[Candidate]:
-    """Every candidate, mesh by mesh, as written first."""
+    """Yield every candidate, mesh by mesh, as written first."""
     for candidate in space.meshes:
         options = space.alternatives(candidate)
         for values in itertools.product(*options.values()):
@@ -202,8 +203,9 @@ def all_of(space: Space) -> Iterator[Candidate]:
 
 
 def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
-    """A lower bound of a rank's bytes when the optimizer steps: its shards of parameters, and for trained parameters
-    also of gradients and optimizer state, with every parameter sharded over all mesh dims that shard any."""
+    """Return a lower bound of a rank's bytes when the optimizer steps: shards of parameters, and of gradients and
+    optimizer state of trained parameters, if all sharding mesh dims sharded every parameter.
+    """
     shards = math.prod(mesh.get(name, 1) for name in facts["shard_dims"])
     return int((facts["parameter_bytes"] + facts["trained_bytes"] * (1 + facts["optimizer_share"])) / shards)
 
@@ -215,9 +217,9 @@ class Setup:
     Args:
         base: all parameters of the scenario, and changes to the plan of all candidates.
         world: ranks.
-        mesh: the scenario's own, fitted to that many ranks.
-        given: texts of --set, for a command to paste.
-        note: values chosen for the user, or empty.
+        mesh: the scenario's own mesh, scaled to `world` ranks.
+        given: the user's --set texts, for the printed command.
+        note: sentence on values chosen for the user, or "".
         float8: patterns of modules whose matmuls are predicted in float8.
     """
 
@@ -232,7 +234,7 @@ class Setup:
     float8: tuple[str, ...] = ()
 
     def space(self, facts: Mapping[str, Any]) -> Space:
-        """Every candidate, from facts of the plan."""
+        """Return the space of candidates, from facts of the plan."""
         pinned = {name for name in self.base if is_knob(name) and name not in self.axes}
         return Space(self.entry.mesh, facts["mesh_dims"], self.world, facts, self.axes, frozenset(pinned))
 
@@ -241,11 +243,13 @@ class Setup:
         if not space.meshes:
             names = ", ".join(dict.fromkeys([*self.entry.mesh, *space.mesh_dims]))
             batch = f"a global batch of {space.facts['batch_size']} can be split over"
-            problem = f"no mesh over {names} has {count_text(self.world, 'rank')} that {batch}"
+            problem = f"no mesh over {names} has {count_text(self.world, 'rank')} over which {batch}"
             raise UserError(f"{problem}; {self._other_batch(space)}")
 
     def unsplit_text(self, space: Space) -> str:
-        """Return a sentence on meshes that the batch rules out, with a batch that fits; empty without such meshes."""
+        """Return a sentence on meshes that the batch rules out, with a batch that fits; "" if the batch rules out no
+        mesh.
+        """
         if not (unsplit := space.unsplit_meshes):
             return ""
         problem = f"a global batch of {space.facts['batch_size']} cannot be split over {unsplit[0].mesh_text}"
@@ -253,7 +257,7 @@ class Setup:
         return f"{problem} ({len(unsplit)} of {num_all} meshes; {self._other_batch(space)})"
 
     def _other_batch(self, space: Space) -> str:
-        """The nearest batch that can be split over the first mesh that the batch rules out."""
+        """Return advice with the nearest batch that the first ruled-out mesh divides."""
         batch = space.facts["batch_size"]
         parts = num_parts(space.unsplit_meshes[0].mesh, space.facts["microbatches"] or 1)
         fitting = max(round(batch / parts), 1) * parts
@@ -262,7 +266,7 @@ class Setup:
         return f"give another --world, or {option}"
 
     def as_written(self, space: Space) -> Candidate:
-        """The scenario's own plan on its own mesh."""
+        """Return the scenario's own plan on its own mesh."""
         sizes = {name: size for name, size in self.mesh.items() if size > 1}
         for candidate in space.meshes:
             if {name: size for name, size in candidate.mesh.items() if size > 1} == sizes:
@@ -274,7 +278,7 @@ class Setup:
         raise UserError(f"{problem}; give another --mesh, or a batch with --set")
 
     def command(self, candidate: Candidate) -> str:
-        """The `distbench run` that measures a candidate, and no other value of an axis."""
+        """Return the `distbench run` command that measures a candidate, with single values of all axes."""
         chosen = {**{name: self.base[name] for name in self.axes}, **dict(candidate.choices)}
         kept = [text for text in self.given if text.partition("=")[0] not in chosen]
         chosen_texts = [*kept, *(f"{name}={value}" for name, value in chosen.items())]
@@ -288,7 +292,8 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     """Check the user's request.
 
     Raises:
-        UserError: an unknown scenario, several of them, an unknown axis or value, or a world that no mesh has.
+        UserError: the scenario, axis or value is unknown, the target has several scenarios, or no mesh has `world`
+            ranks.
     """
     entries = find(target)
     if len(entries) > 1:
@@ -310,7 +315,7 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     several = {name: values for name, values in swept.items() if len(values) > 1}
     axes = {name: tuple(sorted(values, key=lambda value: value != base[name])) for name, values in several.items()}
     note, all_texts = _scaled_batch(entry, base, chosen, size, quick), list(texts)
-    # A recipe's configuration, which the name of its scenario does not have.
+    # Add a recipe's configuration, which is not in the scenario's name.
     all_texts += [
         f"{name}={values[0]}" for name, values in entry.axes.items() if len(values) == 1 and name not in chosen
     ]

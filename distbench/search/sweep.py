@@ -27,7 +27,7 @@ MOST_BYTES = 1e15
 
 
 def amount(text: str, option: str, units: dict[str, int], default: str, most: float) -> float:
-    """An amount such as `80GB` in the smallest unit, above 0 and at most `most`; UserError for others.
+    """Return an amount such as `80GB` in the smallest unit; UserError unless above 0 and at most `most`.
 
     Args:
         default: the unit of a bare number.
@@ -39,17 +39,17 @@ def amount(text: str, option: str, units: dict[str, int], default: str, most: fl
     if value > most:
         raise UserError(f"{option} {cut(text)} is too large; give at most {most / units[default]:g}{default}")
     if not value > 0:
-        raise UserError(f"{option} {cut(text)} is not valid; give a positive number with one of {', '.join(units)}")
+        raise UserError(f"{option} {cut(text)} is not valid; give a positive number and a unit ({', '.join(units)})")
     return value
 
 
 @dataclass(frozen=True)
 class AskedSweep:
-    """A command line, checked.
+    """A checked command line.
 
     Args:
-        hardware: with the memory of --memory; None to measure.
-        price: per device and hour.
+        hardware: the hardware file with the memory of --memory; None to measure.
+        price: price per device-hour.
     """
 
     setup: Setup
@@ -73,9 +73,9 @@ class AskedSweep:
         if memory and hardware is None:
             raise UserError("--memory needs --hardware, since measured plans fit; add --hardware")
         if given["float8"] is not None and hardware is None:
-            raise UserError("--float8 needs --hardware, since it is a rule of predictions; add --hardware")
+            raise UserError("--float8 needs --hardware, since float8 is a rule of predictions; add --hardware")
         if given["assume"] and hardware is None:
-            raise UserError("--assume needs --hardware, since measured steps have their values; add --hardware")
+            raise UserError("--assume needs --hardware, since measured steps have real values; add --hardware")
         setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
         if given["float8"] is not None and hardware is not None:
             setup = replace(setup, float8=patterns_of(given["float8"], hardware))
@@ -98,7 +98,7 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
     """Return the result of the sweep, and whether it was interrupted.
 
     Raises:
-        UserError: no plan works or fits, or it was interrupted before any result.
+        UserError: no plan works or fits, or the sweep was interrupted before any result.
     """
     setup, entry = request.setup, request.setup.entry
     claim_folder(request.out, setup)
@@ -120,11 +120,11 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
                 return result_of(setup, state, request.hardware, codes, request.price), state.interrupted
             finally:
                 if request.resume and request.hardware is not None:
-                    say(f"--reuse took {count_text(child.num_reused, 'recording')} of the earlier sweep")
+                    say(f"--reuse took {count_text(child.num_reused, 'recording')} from the earlier sweep")
                 for ended in child.again:
                     say(f"a process that records steps was {ended}; distbench started it again")
     except KeyboardInterrupt:
-        say(f"too early for a ranking; recordings and measurements are in {request.out}; continue with --reuse")
+        say(f"too early for a ranking (recordings and measurements are in {request.out}); continue with --reuse")
         raise
 
 
@@ -150,7 +150,7 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
         except KeyboardInterrupt:
             if not state.predictions:
                 raise
-            state.interrupted, state.stopped = True, "it was interrupted; continue with --reuse"
+            state.interrupted, state.stopped = True, "the sweep was interrupted; continue with --reuse"
     require_fitting(setup, state, hardware)
     if not state.interrupted and is_here(setup, hardware):
         usable = [prediction.candidate for prediction in state.ranked_predictions if prediction.fits is not False]
@@ -190,14 +190,14 @@ def _rounds(request: AskedSweep, state: SweepState) -> Rounds:
 
 
 def _codes(request: AskedSweep, child: SweepChild, state: SweepState) -> dict[Candidate, PlanCode]:
-    """The best plan and the changes of the plan as written as code; empty after an interrupt."""
+    """Return the best plan and the changes of the plan as written as code; {} after an interrupt."""
     ranked = [plan.candidate for plan in plans_of(state, request.hardware)]
     changed = [*state.predictions, *state.measured] if state.written else []
     candidates = list(dict.fromkeys([ranked[0], *changed]))
     try:
         if not state.interrupted:
             return code_of(request.setup, child, candidates)
-        # The interrupted process has other queries to answer first.
+        # The interrupted process must first answer other queries.
         with SweepChild(request.setup.entry.file, request.setup.entry.name) as another:
             return code_of(request.setup, another, candidates)
     except KeyboardInterrupt:
@@ -206,7 +206,7 @@ def _codes(request: AskedSweep, child: SweepChild, state: SweepState) -> dict[Ca
 
 
 def is_here(setup: Setup, hardware: Hardware) -> bool:
-    """Return whether a hardware file describes this machine, and it can run that many ranks."""
+    """Return whether a hardware file describes this machine, and this machine can run that many ranks."""
     from distbench.records.machine import machine_name
 
     if hardware.host is None or hardware.name != machine_name():
@@ -225,8 +225,8 @@ def require_ranks(setup: Setup) -> None:
     device = accelerator_here()[0]
     if "real-size" in setup.entry.tags and device == "cpu":
         name = setup.entry.name
-        raise UserError(f"{name} is a model at its real size, too large for CPUs; predict it with --hardware h100")
+        raise UserError(f"{name} has a model of its real size, too large for CPUs; predict with --hardware h100")
     most = device_count(device) if device != "cpu" else RANKS_PER_CPU * (os.cpu_count() or 1)
     if setup.world > most:
         problem = f"--world {setup.world} is more than the {most} ranks that this machine can measure"
-        raise UserError(f"{problem}; predict it with --hardware, or give a smaller --world")
+        raise UserError(f"{problem}; predict with --hardware, or give a smaller --world")

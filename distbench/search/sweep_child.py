@@ -1,4 +1,4 @@
-"""The sweep's child process: one import of torch for all queries; its recordings are kept in a folder."""
+"""The sweep's child process: one import of torch for all queries, with a folder of recordings."""
 
 import contextlib
 import hashlib
@@ -41,30 +41,30 @@ class Question:
 
 
 class LeftOut(msgspec.Struct):
-    """The content of the file of a variant that was not recorded: the reason."""
+    """Content of the file of a variant without a recording: the reason."""
 
     left_out: str
 
 
 def code_of_file(file: Path) -> list[Any]:
-    """All inputs of the result of a scenario file: the file, other files of its folder, which may have the model, and
-    the versions of torch and distbench.
+    """Return all inputs of a scenario file's results: the file, the other files of its folder, which may have the
+    model, and the versions of torch and distbench.
     """
     code = {str(path): digest_of(path) for path in {file, *file.parent.glob("*.py")}}
     return [__version__, installed_torch(), *sorted(code.items())]
 
 
 def digest(what: Sequence[Any]) -> str:
-    """A digest of plain data and of other objects by their text."""
+    """Return a digest of plain data, and of other objects by their text."""
     return hashlib.sha256(json.dumps(what, default=repr).encode()).hexdigest()[:20]
 
 
 class SweepChild:
-    """Sends queries to the child process; `with` ends it.
+    """Sender of queries to the child process, which ends with the `with` block.
 
     Args:
         file: declares the scenario.
-        folder: of recordings, one file each; None for a temporary one.
+        folder: folder of recording files; None for a temporary folder.
         resume: reuse recordings in the folder.
         assume: see `assumptions_of`.
     """
@@ -85,7 +85,7 @@ class SweepChild:
         self._process: subprocess.Popen[bytes] | None = None
         self._said: BinaryIO | None = None
         self.num_reused = 0
-        self.again: list[str] = []  # the ends of processes that were started again
+        self.again: list[str] = []  # how processes ended that were started again
 
     def __enter__(self) -> "SweepChild":
         return self
@@ -141,10 +141,10 @@ class SweepChild:
             self._kept(question, variant).unlink(missing_ok=True)
 
     def answers(self, question: Question) -> list[Any]:
-        """The answers to a query, one per variant; UserError without an answer."""
+        """Return the answers to a query, one per variant; UserError without an answer."""
         ((_, answer),) = self.ask([question])
         if "left_out" in answer:
-            raise UserError(f"scenario {self._scenario!r} cannot be swept: {answer['left_out']}")
+            raise UserError(f"no sweep of scenario {self._scenario!r}: {answer['left_out']}")
         return list(answer["answers"])
 
     def _known(self, question: Question) -> dict[str, Any] | None:
@@ -154,12 +154,12 @@ class SweepChild:
         if all(file.is_file() for file in files):
             return {"answers": [str(file) for file in files]}
         if (why := self._kept(question, question.variants[0], ".json")).is_file():
-            with contextlib.suppress(UserError):  # for a damaged file the query is repeated, as for a recording
+            with contextlib.suppress(UserError):  # the query is repeated for a damaged file, as for a damaged recording
                 return msgspec.structs.asdict(read_record(why, LeftOut, Format("answer", "delete it")))
         return None
 
     def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:
-        """The file of a variant's recording; its name is a digest of the recording's inputs."""
+        """Return the file of a variant's recording, named by a digest of the recording's inputs."""
         parts = [*self._code, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
         return self._folder / (digest(parts) + suffix)
 
@@ -186,7 +186,7 @@ class SweepChild:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"--results {self._folder} cannot be made ({error.strerror}); give another folder"
+                f"--results {self._folder} cannot be created ({error.strerror}); give another folder"
             ) from error
         self._said = self._undo.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `with` of this object ends it
         self._process = start_supervised(
@@ -206,7 +206,7 @@ class SweepChild:
         code = self._process.returncode or 0
         why = f"its process was {ended_text(code, lines)}" if code < 0 else last_words(lines)
         return UserError(
-            f"no step of {self._scenario} was recorded: {why or 'its process printed no answer'}; check the scenario "
+            f"no step of {self._scenario} was recorded ({why or 'its process printed no answer'}); check the scenario "
             "with distbench check"
         )
 
@@ -231,9 +231,9 @@ class PlanCode(NamedTuple):
     """A candidate as Python.
 
     Args:
-        plan: imports, `mesh = ...` and `plan = ...`; the changes alone where a value of the plan has no text.
-        imports, changes: the lines that make it of the plan as written; a scenario's own parameter is a comment with
-            the option that sets it.
+        plan: imports, `mesh = ...` and `plan = ...`; only the changes if a value of the plan has no text. imports,
+            changes: lines that change the plan as written to this plan; a scenario's own parameter is a comment with
+                its option.
     """
 
     plan: list[str]
@@ -242,7 +242,7 @@ class PlanCode(NamedTuple):
 
 
 def code_of(setup: Setup, child: SweepChild, candidates: Sequence[Candidate]) -> dict[Candidate, PlanCode]:
-    """Each candidate as Python, written by the child process."""
+    """Return each candidate as Python code from the child process."""
     variants = [setup.base, *(candidate.variant(setup.base) for candidate in candidates)]
     _, *answers = child.answers(Question("code", variants, setup.mesh))
     codes = {}

@@ -28,16 +28,15 @@ class Prediction:
     """Prediction of a candidate's step.
 
     Args:
-        parts_s: `compute`, `idle` (no kernel runs, since the host has not launched one) and, of a pipeline, `bubble`,
-            seconds.
+        parts_s: seconds of `compute`, `idle` (the host has not launched a kernel) and, for a pipeline, `bubble`.
         exposed_s: exposed communication by (mesh dim, collective, owner).
         implicit_s: exposed communication of implicit redistributions, by (owner, redistribution).
-        reserved_bytes: by the allocator at its peak.
-        live_bytes: the part of it that is alive at the peak.
+        reserved_bytes: reserved memory of the allocator at its peak.
+        live_bytes: the part of the reserved memory that is alive at the peak.
         is_whole: all layers were recorded.
-        fits: whether the memory suffices with the reserve left free; None if unknown.
-        is_tight: it fits only because the allocator releases its cache.
-        takes_reserve: it does not fit, but would without a reserve.
+        fits: whether the memory suffices without the reserve; None if unknown.
+        is_tight: the plan fits only because the allocator releases its cache.
+        takes_reserve: the plan would fit without a reserve.
         assumed: caveats: guessed, fitted, extrapolated and missing figures.
     """
 
@@ -60,7 +59,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of all devices; samples where the scenario does not give tokens."""
+        """Tokens per second of all devices; samples if the scenario gives no tokens."""
         return (self.num_tokens or self.batch_size) / self.step_s
 
 
@@ -69,11 +68,11 @@ class RankedPlan:
     """One row of a sweep's result.
 
     Args:
-        memory_bytes: at the peak; None if unknown.
+        memory_bytes: memory at the peak; None if unknown.
         memory_basis: "whole", "about" or "measured".
-        verdict: of a measured plan, compared with the recommended plan; empty for a predicted plan.
+        verdict: verdict of a measured plan compared with the recommended plan; "" for a predicted plan.
         prediction: None for a plan without a prediction.
-        measured: bounds of the ratio of its time to the recommended plan's, for a measured plan.
+        measured: for a measured plan, bounds of its time divided by the recommended plan's.
     """
 
     candidate: Candidate
@@ -103,7 +102,7 @@ class RankedPlan:
 
 
 def plan_of(prediction: Prediction) -> RankedPlan:
-    """A row for a prediction."""
+    """Return a row for a prediction."""
     return RankedPlan(
         prediction.candidate,
         prediction.step_s,
@@ -116,7 +115,7 @@ def plan_of(prediction: Prediction) -> RankedPlan:
 
 
 def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:
-    """Rows of measured plans, the fastest first; the others have a verdict compared with the fastest."""
+    """Return rows of measured plans, the fastest first; other rows have a verdict compared with the fastest."""
     best = int(np.argmin([plan.step_s for plan in plans]))
     comparison = compare_passes(as_table(passes), [best] * len(plans))
     bounds = zip(comparison.ratio.tolist(), comparison.low.tolist(), comparison.high.tolist(), strict=True)
@@ -149,11 +148,11 @@ class Limits:
 
     @property
     def reached(self) -> str:
-        """The sentence on a reached limit of candidates."""
+        """Sentence on the reached limit of candidates."""
         return f"the limit --plans {self.max_plans} was reached"
 
     def left_s(self, share: float = 1.0) -> float:
-        """Seconds left of a share of the budget."""
+        """Return the remaining seconds of a share of the budget."""
         return share * self.budget_s - (time.monotonic() - self.started_s)
 
 
@@ -162,15 +161,15 @@ class SweepState:
     """Current results of a sweep.
 
     Args:
-        written: the scenario's own plan, where only its neighbours are tried.
-        predictions: of each candidate that was simulated.
-        measured: the latest measurement of each candidate that ran here.
-        final: plans of the last measured round, the recommended one first.
-        left_out: candidate to the reason why it was neither predicted nor measured.
-        refused: meshes that even a lower bound of memory rules out, with that bound in bytes.
-        stopped: the reason why the search stopped early; empty where it ended by itself.
-        layers: the parameter for the number of layers, where times are extrapolated from few layers.
-        option: the --set with which a plan works, where no plan works without it.
+        written: the scenario's own plan, if only its neighbours are tried.
+        predictions: prediction of each simulated candidate.
+        measured: latest measurement of each candidate that ran on this machine.
+        final: plans of the last measured round, the recommended plan first.
+        left_out: reason per candidate that was neither predicted nor measured.
+        refused: lower bound in bytes per mesh whose lower bound exceeds the memory.
+        stopped: reason for an early stop of the search; "" for a complete search.
+        layers: parameter for the number of layers, if times are extrapolated from few layers.
+        option: the --set option with which a plan works, if no plan works without.
         estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
         traces: the communication of each plan of the last measured round.
         num_reused: measured rounds taken from an earlier sweep; None without --reuse.
@@ -194,15 +193,16 @@ class SweepState:
 
     @property
     def num_legal(self) -> int:
-        """The number of candidates."""
+        """Number of candidates."""
         return 1 + len(self.space.around(self.written)) if self.written else count_of(self.space)
 
     @property
     def ranked_predictions(self) -> list[Prediction]:
-        """Predictions that fit or may fit, the fastest first; then those that do not fit, the smallest first.
+        """Return predictions that fit or may fit, the fastest first, then predictions that do not fit, the smallest
+        first.
 
-        Of plans that tie with the fastest, the one with the least memory comes first; of several with about as little,
-        the fastest. Memory from a whole recording counts before an estimate.
+        Of plans that tie with the fastest, the plan with the least memory comes first, or the fastest of those with
+        about as little memory. Plans with a whole recording come before plans with a memory estimate.
         """
         usable = [prediction for prediction in self.predictions.values() if prediction.fits is not False]
         too_large = [prediction for prediction in self.predictions.values() if prediction.fits is False]
@@ -218,12 +218,12 @@ class SweepState:
 
     @property
     def fastest_measured(self) -> list[RankedPlan]:
-        """Measured plans by time."""
+        """Return measured plans by time."""
         return sorted(self.measured.values(), key=lambda plan: plan.step_s)
 
     @property
     def ranked_measured(self) -> list[RankedPlan]:
-        """Plans of the last round first, then all others by time."""
+        """Return plans of the last round first, then all other plans by time."""
         final = {plan.candidate for plan in self.final}
         return [*self.final, *(plan for plan in self.fastest_measured if plan.candidate not in final)]
 
@@ -234,7 +234,7 @@ class Change:
 
     Args:
         imports, code: lines that make the change, after the plan as written; empty if unavailable.
-        time_share: added time as a share of the step as written; negative where the change is faster.
+        time_share: added time as a share of the step as written; negative for a faster change.
         memory_bytes: added bytes; None if unknown.
     """
 
@@ -248,7 +248,7 @@ class Change:
 def changes_of(
     plans: Sequence[RankedPlan], as_written: Candidate | None, codes: Mapping[Candidate, PlanCode]
 ) -> list[Change]:
-    """Every plan except the one as written, compared with it, the largest gain first."""
+    """Return every plan except the plan as written as a change of that plan, the largest gain first."""
     written_plan = next((plan for plan in plans if plan.candidate == as_written), None)
     if written_plan is None:
         return []
@@ -283,20 +283,20 @@ class SweepResult:
     """The result of a sweep.
 
     Args:
-        plans: the best first; plans that do not fit last.
-        where: "predicted on h100", "measured on this machine".
+        plans: the best plan first; plans that do not fit last.
+        where: origin of the figures, such as "predicted on h100" or "measured here".
         world: devices.
-        unit: counted per second: "tokens" or "samples".
-        code: Python to paste.
-        command: to measure the recommended plan.
-        capacity_bytes: memory of a device, where it is a limit.
-        reserve_bytes: the part of it that is left free.
-        notes: assumptions, and plans that were tried and left out.
+        unit: unit of the throughput, "tokens" or "samples".
+        code: Python lines to paste.
+        command: command that measures the recommended plan.
+        capacity_bytes: memory of a device, if limited.
+        reserve_bytes: the part of the memory that is left free.
+        notes: assumptions, and plans that were tried or left out.
         changes: changes of the plan as written, each alone, if requested.
         written_sizes: mesh sizes of the plan as written, if requested.
         layouts: sentences on further possible changes of the plan as written.
-        traces: the communication of measured plans, where traced.
-        predicted: all predicted plans, where `plans` are the best of them, measured.
+        traces: the communication of measured plans, if traced.
+        predicted: all predicted plans, if `plans` are the measured best of them.
         estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
     """
 
@@ -320,20 +320,21 @@ class SweepResult:
 
     @property
     def best(self) -> RankedPlan:
-        """The recommended plan."""
+        """The recommended plan of the result."""
         return self.plans[0]
 
     @property
     def runner_up(self) -> RankedPlan | None:
-        """The next plan that may be used; preferably one that does not tie."""
+        """The next usable plan, preferably a plan that does not tie."""
         usable = [plan for plan in self.plans[1:] if plan.fits is not False]
         distinct = (plan for plan in usable if plan.verdict or abs(plan.step_s / self.best.step_s - 1) > EQUAL)
         return next(distinct, usable[0] if usable else None)
 
 
 def plans_of(state: SweepState, hardware: Hardware | None) -> list[RankedPlan]:
-    """The ranked plans: those of the last measured round if any, else all predicted plans; without a hardware file all
-    measured plans."""
+    """Return the ranked plans: plans of the last measured round if any, else all predicted plans; without a hardware
+    file all measured plans.
+    """
     if hardware is None:
         return state.ranked_measured
     if state.final:
@@ -348,11 +349,11 @@ def result_of(
     codes: Mapping[Candidate, PlanCode],
     price: float | None,
 ) -> SweepResult:
-    """The result of a sweep that has predicted or measured a plan.
+    """Return the result of a sweep that has predicted or measured a plan.
 
     Args:
-        hardware: None where all plans were measured.
-        codes: of the best plan, and of changes of the plan as written; empty after an earlier interrupt.
+        hardware: None if all plans were measured.
+        codes: code of the best plan, and of changes of the plan as written; {} after an earlier interrupt.
     """
     plans = plans_of(state, hardware)
     predicted = [plan_of(prediction) for prediction in state.ranked_predictions]
@@ -405,13 +406,13 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
             )
             notes.insert(0, unchecked)
         notes.append(
-            f"measured: {len(state.measured)} of {count_text(count_of(state.space), 'plan')}, the best third of each "
-            "round in the next; plans with a verdict alternated in the last round"
+            f"measured: {len(state.measured)} of {count_text(count_of(state.space), 'plan')}; each round measures the "
+            "best third of the previous round, and plans of the last round alternate"
         )
     else:
-        order = "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"
+        order = "meshes as written, those with the fewest fast links first, and single changes of the best plans"
         if state.written is not None:
-            order = "the plan as written, and those that differ from it by one change or by one factor of the mesh"
+            order = "the plan as written, and plans that differ by one change or by one factor of the mesh"
         num_tried = len({*state.predictions, *state.left_out})
         stopped = f"; {state.stopped}" if state.stopped else ""
         notes.append(f"tried: {num_tried} of {count_text(state.num_legal, 'plan')}: {order}{stopped}")

@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED, MAX_FAR = 20, 8, 10, 4, 6, 3
 HOUR_S = 3600.0
-# Multiple of a device's memory up to which the picture's axis goes.
+# Upper end of the picture's memory axis, as a multiple of a device's memory.
 BEYOND = 1.3
-MAX_LINEAR = 6.0  # longest step over shortest, above which times are on a log axis
+MAX_LINEAR = 6.0  # ratio of longest to shortest step above which times are on a log axis
 MIB, GIB = 1 << 20, 1 << 30
 # Memory estimated from few layers over memory with all layers, minus one, of the plans in docs/sweep.md.
 SAMPLED = "-7 to +21 % off on 25 plans of three models"
 
 
 def cost_a_step(price: float, world: int, step_s: float) -> float:
-    """The price of a step on all devices, in the unit of `price`, which is per device-hour."""
+    """Return the price of a step on all devices, in the currency of `price`, which is per device-hour."""
     return price * world * step_s / HOUR_S
 
 
 def cost_a_billion(price: float, world: int, tokens_per_s: float) -> float:
-    """The price of a billion tokens (or samples)."""
+    """Return the price of a billion tokens (or samples)."""
     return price * world / HOUR_S * 1e9 / tokens_per_s if tokens_per_s else inf
 
 
 def recommendation(result: SweepResult) -> str:
-    """Mesh, changes, step time, throughput, MFU and memory of the recommended plan."""
+    """Return a sentence with mesh, changes, step time, throughput, MFU and memory of the recommended plan."""
     best = result.best
     changes = best.candidate.changes_text if best.candidate.choices else "plan unchanged"
     parts = [
@@ -80,7 +80,9 @@ def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
 
 
 def memory_text(plan: RankedPlan) -> str:
-    """`61.2 GiB`, with ~ for an estimate, and a word for a plan that does not fit or leaves no reserve."""
+    """Return a text such as `61.2 GiB`, with ~ for an estimate, and a word for a plan that does not fit or leaves no
+    reserve.
+    """
     if plan.memory_bytes is None:
         return NOTHING
     about = "~" if plan.memory_basis == "about" else ""
@@ -91,7 +93,7 @@ def memory_text(plan: RankedPlan) -> str:
 
 
 def why(result: SweepResult) -> list[str]:
-    """Lines on the next plan and its differences."""
+    """Return lines on the next plan and its differences."""
     best, next_plan = result.best, result.runner_up
     if next_plan is None:
         return ["No other tried plan fits." if result.plans[1:] else "No other plan was tried."]
@@ -113,7 +115,7 @@ def why(result: SweepResult) -> list[str]:
 
 
 def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
-    """The parts of a step in which the other plan takes more or less time, the largest differences first."""
+    """Return the parts of a step in which the other plan needs more or less time, the largest differences first."""
     ours, theirs = best.prediction, other_plan.prediction
     if ours is None or theirs is None or not (ours.exposed_s or theirs.exposed_s or ours.parts_s):
         return []
@@ -136,7 +138,7 @@ def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
 
 
 def record_of_result(result: SweepResult) -> dict[str, Any]:
-    """The result as plain data."""
+    """Return the result as plain data."""
     return {
         "title": result.title,
         "where": result.where,
@@ -164,7 +166,7 @@ def record_of_result(result: SweepResult) -> dict[str, Any]:
 
 
 def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, Any]:
-    """A plan as plain data."""
+    """Return a plan as plain data."""
     record: dict[str, Any] = {
         "mesh": plan.candidate.mesh,
         "changes": dict(plan.candidate.choices),
@@ -192,7 +194,7 @@ def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, An
 
 
 def blocks_of(result: SweepResult) -> list[Block]:
-    """The result as text; the recommendation and the next command are at the end."""
+    """Return the result as blocks of text, with the recommendation and the next command at the end."""
     code: list[Block] = [Heading("to paste", 3), Code(tuple(result.code))] if result.code else []
     return [
         Heading(result.title),
@@ -208,12 +210,12 @@ def blocks_of(result: SweepResult) -> list[Block]:
 
 
 def answer(result: SweepResult) -> tuple[str, ...]:
-    """The recommendation, and the differences of the next plan."""
+    """Return the recommendation, and the differences of the next plan."""
     return (recommendation(result), *why(result))
 
 
 def page_of_result(result: SweepResult) -> str:
-    """The result as HTML: the recommendation first, then the picture."""
+    """Return the result as HTML: the recommendation first, then the picture."""
     _, *rest, notes, _, command = blocks_of(result)
     with style.styled():
         figures = pareto_figures(result.title, result.plans, result.best, result.capacity_bytes)
@@ -242,7 +244,7 @@ def _changes(result: SweepResult) -> list[Block]:
         ("memory", lambda row: more_memory(row[1])),
         ("<verdict", lambda row: "does not fit" if row[1].plan.fits is False else row[1].plan.verdict or NOTHING),
     )
-    title = f"{count_text(len(rows), 'change')} of the plan as written, each on its own, the largest gain first"
+    title = f"{count_text(len(rows), 'change')} of the plan as written, each alone, the largest gain first"
     table = table_of(title, columns, rows, (), (), ("verdict",))
     imports = dict.fromkeys(line for _, change in rows for line in change.imports)
     lines = [f"{line}  # {number}" for number, change in rows for line in change.code]
@@ -293,7 +295,7 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
         notes.append(note)
     if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
         notes.append(
-            "without a verdict: times of an earlier, shorter round, not comparable with those of the last round"
+            "without a verdict: times of an earlier, shorter round, not comparable with times of the last round"
         )
     if any(plan.fits is False and not plan.takes_reserve for plan in plans):
         notes.append("(no): does not fit")
@@ -301,7 +303,7 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
         reserve = size_text(result.reserve_bytes)
         notes.append(f"(reserve): not recommended, leaves less than the reserve of {reserve}")
     if any(plan.is_tight for plan in plans):
-        notes.append("(tight): fits only because the allocator frees its cache; the time for that is not counted")
+        notes.append("(tight): fits only because the allocator frees its cache; its time for this is not counted")
     optional = (f"{unit}/s", "per step", "predicted", "vs best")
     table = table_of(title, columns, plans, notes, (), optional, where_known=("predicted", "<verdict"))
     return capped(table, MAX_ROWS, "more rows: --format json")
@@ -310,7 +312,7 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
 def pareto_figures(
     title: str, plans: Sequence[RankedPlan], best: RankedPlan, capacity_bytes: float | None
 ) -> "Iterator[tuple[str, Figure]]":
-    """One figure, if the memory of any plan is known."""
+    """Yield one figure, if the memory of any plan is known."""
     sized_plans = [plan for plan in plans if plan.memory_bytes is not None]
     if not sized_plans:
         return
@@ -373,7 +375,7 @@ def pareto_figures(
 
 
 def _set_limits(axes: "Axes", memories: Sequence[float], times: Sequence[float]) -> None:
-    """Limits a little beyond the values; times are on a log axis where they differ much."""
+    """Set limits a little beyond the values; very different times are on a log axis."""
     margin = 0.08 * (max(memories) - min(memories)) or 0.1 * max(memories)
     axes.set_xlim(max(min(memories) - margin, 0), max(memories) + margin)
     low, high = min(times), max(times)

@@ -48,9 +48,9 @@ def found(one: DTensorOperator) -> list[str | None]:
     ("given", "sentence"),
     [
         ({"placements": (("S(0)R", "RR"),)}, "there are 1 inputs; give placements for each"),
-        ({"placements": (("S(0)",),)}, "names 1 mesh dims, the mesh has 2"),
-        ({"placements": (("S(2)R",),)}, "does not fit a tensor"),
-        ({"placements": (("sideways",),)}, "does not fit a tensor"),
+        ({"placements": (("S(0)",),)}, "has 1 mesh dims, but the mesh has 2"),
+        ({"placements": (("S(2)R",),)}, "does not fit shape"),
+        ({"placements": (("sideways",),)}, "does not fit shape"),
         ({"make_inputs": lambda: ()}, "make_inputs returned nothing"),
         ({"make_inputs": lambda: (1,)}, "make_inputs returned int"),
         ({"planners": ("magic",)}, "planner 'magic' is unknown"),
@@ -65,7 +65,7 @@ def test_what_cannot_be_laid_out_is_refused_in_a_sentence(given: dict[str, Any],
 def test_result_and_gradients_are_held_against_one_device() -> None:
     assert found(operator()) == [None, None]
     (wrong, _) = found(operator(one_device=lambda x: x * 2 + 0.001))
-    assert wrong is not None and wrong.startswith("the result differs from one device by 1.0e-03")
+    assert wrong is not None and wrong.startswith("the result differs from one device's by 1.0e-03")
     detached = found(operator(one_device=lambda x: x + x.detach()))
     assert all(said is not None and "the gradient of input 0 differs" in said for said in detached)
 

@@ -176,7 +176,7 @@ def shuffled(optimizer: Around) -> None:
         (decaying, "times its own value: weight decay"),
         (RateOfItsOwn, "lr of norm.weight is 0.02 on rank 0 and 0.01 on one device"),
         (with_noise, "draws random numbers on rank 0"),
-        (with_nan, "cannot be compared with one device's: of another shape, or not a number"),
+        (with_nan, "has another shape than one device's, or is not a number"),
         (with_frozen, "frozen.bias is"),
         (shuffled, "right values of linear.weight in the wrong places"),
     ],
@@ -294,7 +294,9 @@ def test_options_scales_copies_and_decay_are_told_from_each_other() -> None:
     [told] = of_options({"w": {"lr": 1.0}}, [{"w": {"lr": 1.0}}, {"w": {"lr": 2.0}}])
     assert "lr of w is 2.0 on rank 1 and 1.0 on one device" in told
     assert not [*of_options({"w": {"lr": 1.0}}, [{"w": {"lr": 1.0}}] * 2)]
-    assert "no parameter group of the parallel model has w" in next(of_options({"w": {}, "v": {}}, [{"v": {}}]))
+    assert "one device has w in a parameter group, but the parallel model does not" in next(
+        of_options({"w": {}, "v": {}}, [{"v": {}}])
+    )
     bits = [{("w", ()): "a", ("v", (0,)): "b"}, {("w", ()): "a", ("v", (1,)): "c"}]
     assert not [*of_differing_bits(bits)]
     assert "ranks 0 and 1 hold the same part of w" in next(of_differing_bits([bits[0], {("w", ()): "x"}]))

@@ -226,14 +226,14 @@ class Normed(nn.Module):
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (lambda: Dropped(nn.Dropout(0.1)), "the likely cause: drop (Dropout, 0.1) draws random numbers"),
+        (lambda: Dropped(nn.Dropout(0.1)), "the likely cause: drop (Dropout, 0.1) draws different random numbers"),
         (
             lambda: Dropped(F.dropout),
-            "the likely cause: the model (Dropped) draws random numbers, different ones on each rank, even",
+            "the likely cause: the model (Dropped) draws different random numbers on each rank, even",
         ),
         (lambda: Dropped(nn.Dropout(0.1)).eval(), None),
         (lambda: Dropped(nn.Dropout(0.0)), None),
-        (Normed, "the likely cause: norm (BatchNorm1d) takes its statistics over one of 2 parts of the batch"),
+        (Normed, "the likely cause: norm (BatchNorm1d) computes statistics over one of 2 parts of the batch"),
         (lambda: Normed().eval(), None),
     ],
 )

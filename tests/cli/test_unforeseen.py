@@ -51,7 +51,7 @@ def test_standard_output_that_is_full_is_one_sentence(children: Children, comman
     with Path("/dev/full").open("w") as full:
         done = children.run(python, "-m", "distbench", *command.split(), stdout=full)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "standard output cannot be written: No space left on device" in done.stderr
+    assert "standard output cannot be written (No space left on device)" in done.stderr
 
 
 def test_a_reader_that_leaves_ends_the_command_without_a_word(children: Children) -> None:
@@ -75,4 +75,4 @@ def test_a_current_folder_that_is_gone_is_one_sentence(children: Children, tmp_p
     script = f"rmdir {gone}; exec {sys.executable} -m distbench list"
     done = children.run("bash", "-c", script, cwd=gone)
     assert done.returncode == 2
-    assert done.stderr == "distbench: the current folder no longer exists; change to one that does\n"
+    assert done.stderr == "distbench: the current folder no longer exists; change to an existing folder\n"

@@ -222,7 +222,7 @@ def test_uneven_and_empty_shards_are_drawn_as_they_lie() -> None:
     ("shape", "mesh", "source", "target", "says"),
     [
         ("8,8,8", "2x2x2", "S(0)S(1)S(2)", "RRR", "cuts 3 tensor dims"),
-        ("64,64", "8x8", "S(0)R", "RR", "64 ranks, at most 16 fit"),
+        ("64,64", "8x8", "S(0)R", "RR", "64 ranks, but at most 16 fit"),
     ],
 )
 def test_what_does_not_fit_is_said_to_be_left_out(shape: str, mesh: str, source: str, target: str, says: str) -> None:

@@ -119,7 +119,7 @@ def test_objects_that_hold_tensors_are_split_like_any_other_container() -> None:
 def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(n, 4) for n in (1, 2)], layout=torch.jagged)
     for given, says in (
-        ({"x": jagged}, "gives x as a jagged tensor, which cannot be split over ranks"),
+        ({"x": jagged}, "returns x as a jagged tensor, which cannot be split over ranks"),
         ({"x": torch.eye(4).to_sparse()}, "gives x as a sparse_coo tensor"),
         ({"x": torch.ones(4, 4, device="meta")}, "gives x on the meta device; give values"),
     ):
@@ -144,7 +144,7 @@ def test_a_batch_that_was_computed_outlives_a_step(context: RankContext) -> None
 
 def test_a_loss_that_nothing_learns_from_and_an_output_without_one_are_named(context: RankContext) -> None:
     (said,) = problems_of(context, loss=lambda output, labels: F.cross_entropy(output, labels).detach())
-    assert f"the loss ({HERE}:" in said and "does not depend on a trainable parameter: it was detached" in said
+    assert f"the loss ({HERE}:" in said and "does not depend on a trainable parameter (it was detached" in said
     (said,) = problems_of(context, build_model=lambda: torch.nn.Linear(4, 2).requires_grad_(False))
     assert "no parameter has requires_grad; use Scenario(inference=True)" in said
     Named = namedtuple("Named", "logits loss")
@@ -159,9 +159,7 @@ def test_what_ranks_do_not_divide_is_said_with_file_line_and_the_tensor(context:
     assert said.startswith(f"a batch of 3 ({HERE}:") and "over mesh dim 'dp_shard' of size 2" in said
     named = {"at": torch.ones(1, 4), "x": torch.ones(4, 4)}
     (said,) = problems_of(context, make_batch=lambda: named, loss=None, call=lambda model, b: model(b["x"]).sum())
-    assert said.endswith(
-        "of the batch at is split over data parallel ranks and x is not: set batch_dims if that is wrong"
-    )
+    assert said.endswith("of the batch at is split over data parallel ranks and x is not (change this with batch_dims)")
     uneven = {"x": torch.ones(4, 4), "table": torch.ones(3, 4)}
     (said,) = problems_of(
         context, make_batch=lambda: uneven, batch_dims=0, loss=None, call=lambda model, b: model(b["x"]).sum()
@@ -187,19 +185,19 @@ def test_likely_causes_are_named(context: RankContext) -> None:
     wrong = StepCheck(TrainingStep(scenario, context), scenario, context)()
     assert wrong is not None
     assert "the 2 parts of 1 have unequal numbers of -100" in wrong
-    assert "divided by 3, and 2 ranks have data; set gradient_divide_factor=3" in wrong
+    assert "divides gradients by 3, but 2 ranks have data; set gradient_divide_factor=3" in wrong
 
 
 def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
     (said,) = of_loss(2.5, 10.0, 4)
-    assert said == "the loss is a sum over the batch, of which there are 4 parts; return a mean"
+    assert said == "the loss is a sum over a batch of 4 parts; return a mean"
     assert not [*of_loss(2.6, 10.0, 4), *of_loss(10.0, 10.0, 1), *of_loss(None, 10.0, 4), *of_loss(0.0, 0.0, 4)]
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes a different tensor 0 each time"),
+        ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes a different tensor 0 in each call"),
         (
             {"loss": None, "call": lambda model, b: F.cross_entropy(model(b[0].mul_(2)), b[1])},
             "a step changes tensor 0 of its",
@@ -236,7 +234,7 @@ def test_a_guess_of_what_is_split_is_told_where_nothing_else_is_to_blame(context
     )
     told = StepCheck(TrainingStep(scenario, context), scenario, context)()
     assert told is not None and told.endswith(
-        "mask is split over data parallel ranks and x is not: set batch_dims if that is wrong"
+        "mask is split over data parallel ranks and x is not (change this with batch_dims)"
     )
 
 

@@ -104,7 +104,7 @@ def test_a_model_that_reads_its_parameters_is_the_same_on_one_device(context: Ra
 
 def test_values_made_of_a_large_model_s_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distbench.plans.model.MOST_DRAWN", 9)
-    with pytest.raises(UserError, match="makes mask of parameters, which have no values in a model of 10"):
+    with pytest.raises(UserError, match="computes mask from parameters, which have no values in a model of 10"):
         blueprint(OwnTensors, 1)
 
 
@@ -123,7 +123,9 @@ def test_a_scalar_parameter_is_named_with_what_to_do(context: RankContext) -> No
             return super().forward(x) * self.scale
 
     (said,) = problems_of(context, build_model=Scaled)
-    assert said.endswith("parameter scale is a scalar, which fully_shard does not take; name it in FsdpPlan(whole=...)")
+    assert said.endswith(
+        "parameter scale is a scalar, which fully_shard does not accept; name it in FsdpPlan(whole=...)"
+    )
     assert problems_of(context, build_model=Scaled, plan=ParallelPlan(fsdp=FsdpPlan(whole=("scale",)))) == []
 
 
@@ -224,11 +226,11 @@ def replaces(model: nn.Module, mesh: Any) -> None:
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        (freezes, "parameter 0.weight is frozen in the parallel model and not frozen where build_model made it"),
-        (casts, "parameter 0.weight is of bf16 in the parallel model and f32 where build_model made it"),
+        (freezes, "parameter 0.weight is frozen in the parallel model, but not frozen in build_model's model"),
+        (casts, "parameter 0.weight is of bf16 in the parallel model, but f32 in build_model's model"),
         (adds_without_value, "has a buffer 'steps' that build_model did not make and that has no values"),
         (gives_up, f"the parallel model ({HERE}:"),
-        (replaces, f"the model that parallelize ({HERE}:"),
+        (replaces, f"the model of parallelize ({HERE}:"),
     ],
 )
 def test_what_a_function_may_not_do_is_one_sentence(context: RankContext, own: Callable[..., Any], says: str) -> None:
@@ -342,7 +344,7 @@ def test_modules_in_a_plain_list_are_named_where_a_step_fails(context: RankConte
             return super().forward(self.extra[0](x))
 
     (said,) = problems_of(context, build_model=Hiding)
-    assert said.endswith("; extra holds modules in a plain list: use ModuleList or ModuleDict")
+    assert said.endswith("; extra has modules in a plain list (use ModuleList or ModuleDict)")
 
 
 def test_a_gradient_that_only_some_ranks_would_have_is_refused(context: RankContext) -> None:

@@ -116,10 +116,10 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
         (ParallelPlan(ddp=DdpPlan(), tp=lambda model, mesh: model), "use FsdpPlan(mesh_dims=(), replicate_dims=...)"),
         (
             ParallelPlan(fsdp=replace(REPLICAS, replicate_dims=("dp",))),
-            "FSDP has no mesh_dims to shard over, the mesh has only",
+            "FSDP has no mesh_dims to shard over, but the mesh has only",
         ),
         (ParallelPlan(ddp=DdpPlan(), fsdp=FsdpPlan(mesh_dims=("dp_replicate",))), "use FsdpPlan(replicate_dims=...)"),
-        (ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))), "DDP replicates over dp_shard, the mesh has only"),
+        (ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))), "DDP replicates over dp_shard, but the mesh has only"),
         (ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0)), "bucket_cap_mb=0 is not a valid bucket size"),
         (ParallelPlan(ddp=DdpPlan(ignored=("",))), "no parameter of the model that it does not ignore requires"),
         (
@@ -127,7 +127,7 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
             "static_graph needs the first backward, which sync_each_microbatch=False skips",
         ),
         (ParallelPlan(ddp=DdpPlan(ignored=("nrm",))), "DDP's ignored pattern 'nrm' matches no module (nearest: norm"),
-        (ParallelPlan(ddp=DdpPlan(), ep={"norm": object()}), "expert parallel works on mesh dim 'ep', the mesh has"),
+        (ParallelPlan(ddp=DdpPlan(), ep={"norm": object()}), "expert parallel needs mesh dim 'ep', but the mesh has"),
         (ParallelPlan(fsdp=FsdpPlan(whole=("nrm.*",))), "FSDP's whole pattern 'nrm.*' matches no parameter"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_wrapper_changes_no_initial_value(context: RankContext, examples: Any)
     load_initial_values(model, context, built)
     assert all(map(torch.equal, values[0], model.parameters()))
     del model.inner.head
-    with pytest.raises(UserError, match="12 parameters where build_model made 14"):
+    with pytest.raises(UserError, match="12 parameters, but build_model's model has 14"):
         load_initial_values(model, context, built)
 
 
@@ -276,17 +276,20 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"after_materialize": leaves_on_meta}, "parameter head.weight of the parallel model is still on the meta"),
         (
             {"parallelize": hooks_at_once},
-            "gives parameter head.weight a hook, which is lost when the model gets",
+            "sets a hook on parameter head.weight, which is lost when the model gets",
         ),
-        ({"parallelize": makes_it_larger}, "parameter head.weight has shape [9, 64] in the parallel model and [8, 64]"),
-        ({"parallelize": drops_a_layer}, "8 parameters where build_model made 14: lacks 'blocks.1.norm.weight'"),
+        (
+            {"parallelize": makes_it_larger},
+            "parameter head.weight has shape [9, 64] in the parallel model, but [8, 64]",
+        ),
+        ({"parallelize": drops_a_layer}, "8 parameters, but build_model's model has 14 (lacks 'blocks.1.norm.weight'"),
         ({"parallelize": asks_for_values}, f"on meta tensors ({HERE}:"),
         ({"build_model": Lazy}, "makes parameter 'linear.weight' without a shape, as lazy modules do"),
         ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "gives x as a numpy array; give tensors"),
-        ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "gives a batch of no samples; give one or more"),
+        ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "returns a batch of no samples; return at least one"),
         ({"call": lambda model, batch: model.heat}, f"object has no attribute 'heat' ({HERE}:"),
         ({"optimizer": lambda parameters: 3}, "returns an int, which has no step()"),
-        ({"make_batch": lambda: {"x": 3}}, " gives a dict without a tensor that can be split over ranks"),
+        ({"make_batch": lambda: {"x": 3}}, " returns a dict without a tensor that can be split over ranks"),
         ({"make_batch": lambda: raises(nn.Identity(), 0)}, f"make_batch raises RuntimeError: no such layer ({HERE}:"),
         ({"build_model": lambda: 3}, f"build_model ({HERE}:"),
         ({"num_tokens": lambda batch: batch["ids"]}, f"num_tokens raises KeyError: 'ids' ({HERE}:"),
@@ -309,7 +312,7 @@ def test_a_mesh_dim_that_says_nothing_of_data_is_refused(context: RankContext, e
     other = replace(context, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("data",)))
     built = blueprint(examples.Classifier, 1).model
     (text,) = problems(built, examples.as_dict(), examples.own_parallelize().step_plan, other)
-    assert "mesh dim 'data' does not show whether its ranks have different data" in text
+    assert "the name of mesh dim 'data' does not define whether its ranks have different data" in text
 
 
 def test_every_tensor_has_a_name_and_what_holds_none_stays() -> None:

@@ -122,7 +122,7 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
     (
         ParallelPlan(pipeline=PipelinePlan(mesh_dim="tp")),
         {},
-        "a pipeline needs mesh dim 'tp', the mesh has pp, dp_shard",
+        "a pipeline needs mesh dim 'tp', but the mesh has pp, dp_shard",
     ),
     (ParallelPlan(pipeline=PipelinePlan("gpipe", stages_per_rank=2)), {}, "has 1 stage per rank, not 2; leave"),
     (
@@ -148,7 +148,7 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
     (
         ParallelPlan(pipeline=PipelinePlan("gpipe", activation_shards={"tp": 1, "cp": 1})),
         {},
-        "activation_shards names mesh dim 'cp', the mesh has pp, dp_shard",
+        "activation_shards names mesh dim 'cp', but the mesh has pp, dp_shard",
     ),
 ]
 
@@ -211,7 +211,7 @@ def test_a_stage_that_returns_less_than_the_next_one_expects_says_so() -> None:
     with fake_ranks({"pp": 2, "tp": 2}) as mesh:
         step = TrainingStep(scenario, context_of(mesh))
         with pytest.raises(
-            UserError, match=r"stage 0 .* returns float32\[4, 8\], the next one expects float32\[4, 4\]"
+            UserError, match=r"stage 0 .* returns float32\[4, 8\], but the next stage expects float32\[4, 4\]"
         ):
             step(no_stamp)
 

@@ -245,7 +245,7 @@ def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_na
             {"head.weight": ShardParam(0, ("dp_shard",))},
             "cannot use mesh dim 'dp_shard', whose ranks have different data",
         ),
-        ({"head.weight": ShardParam(0, ("cp",))}, "over mesh dim 'cp'; use those of tp_dim that the mesh has: tp"),
+        ({"head.weight": ShardParam(0, ("cp",))}, "over mesh dim 'cp'; use mesh dims of tp_dim that the mesh has: tp"),
         ({"head.*": ShardParam(0), "head.weight": ShardParam(1)}, "head.weight over mesh dim 'tp' twice"),
     ],
 )

@@ -86,7 +86,7 @@ def test_an_output_that_is_off_is_told() -> None:
     right, off = Difference(0.0, 2.0), Difference(2e-3, 2.0)
     allowance = Allowance(1e-5, 1e-5, "as for every f32 step")
     (_, finding) = allowance.judged(Differences(2.0, right, output=off))
-    told = "the output is 1.00e-03 (relative) off one device's; 1e-05 is allowed, as for every f32 step"
+    told = "the output differs from one device's by 1.00e-03 (relative); 1e-05 is allowed, as for every f32 step"
     assert finding.is_wrong and str(finding) == told
     assert not any(one.is_wrong for one in allowance.judged(Differences(2.0, right, output=Difference(1e-6, 2.0))))
 

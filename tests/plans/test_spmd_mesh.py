@@ -113,11 +113,11 @@ def test_a_torch_without_it_says_so(context: RankContext, monkeypatch: pytest.Mo
     [
         ({}, {}, ""),
         ({"tp": lambda model, mesh: model}, {"reshard_after_forward": False}, ""),
-        ({"cp": CpPlan()}, {}, "spmd_mesh does not go with cp"),
-        ({}, {"ignored": ("first.weight",)}, "spmd_mesh does not go with FsdpPlan.ignored"),
-        ({}, {"shard_placement": LargestDim(5)}, "spmd_mesh does not go with LargestDim.min_numel"),
-        ({}, {"mesh_dims": (), "replicate_dims": ("dp_shard",)}, "does not go with FsdpPlan.replicate_dims alone"),
-        ({}, {"configure": {"set_all_reduce_hook": print}}, "spmd_mesh does not go with set_all_reduce_hook"),
+        ({"cp": CpPlan()}, {}, "spmd_mesh cannot be combined with cp"),
+        ({}, {"ignored": ("first.weight",)}, "spmd_mesh cannot be combined with FsdpPlan.ignored"),
+        ({}, {"shard_placement": LargestDim(5)}, "spmd_mesh cannot be combined with LargestDim.min_numel"),
+        ({}, {"mesh_dims": (), "replicate_dims": ("dp_shard",)}, "combined with FsdpPlan.replicate_dims alone"),
+        ({}, {"configure": {"set_all_reduce_hook": print}}, "spmd_mesh cannot be combined with set_all_reduce_hook"),
     ],
 )
 def test_what_does_not_go_with_it_is_named(

@@ -141,7 +141,7 @@ def test_a_later_call_of_another_kind_is_rejected(context: RankContext) -> None:
 
     own = step_of(given(rarely), context)
     own(no_stamp)
-    with pytest.raises(UserError, match="runs forward, backward in this call, and ran forward, backward, optimizer in"):
+    with pytest.raises(UserError, match="runs forward, backward in this call, but ran forward, backward, optimizer in"):
         for _ in range(3):
             own(no_stamp)
 
@@ -159,7 +159,10 @@ def twice(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
         (given(lambda model, batch, _: model(batch[0])), r"returns a tensor of shape \[2, 2\]; return the loss"),
         (given(lambda *_: {}), "returns a dict; return the loss"),
         (given(lambda model, batch, _: model(batch[0]).sum()), r"test_user_step.py:\d+\) runs no backward"),
-        (given(twice), r"SGD twice without a backward in between, the second time at .*test_user_step.py:\d+; step it"),
+        (
+            given(twice),
+            r"SGD twice without a backward in between, the second time at .*test_user_step.py:\d+; step the",
+        ),
         (given(make_optimizers=lambda _: 3), r"make_optimizers \(.*:\d+\) returns an int, which has no step"),
         (given(make_optimizers=lambda _: [None]), "returns a list, which has no step"),
         (

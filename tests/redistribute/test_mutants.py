@@ -79,7 +79,7 @@ def test_every_redistribution_that_communicates_is_wrong_and_no_other(
 def all_steps_are_wrong(cases: list[dict[str, Any]]) -> None:
     assert cases and {record["case"]["kind"] for record in cases} == {"step"}
     assert {record["status"] for record in cases} == {"wrong"}, [record["case"]["id"] for record in cases]
-    assert all("off one device's" in record["error"] for record in cases)
+    assert all("differs from one device's" in record["error"] for record in cases)
 
 
 @pytest.mark.parametrize("name", ["tp_mlp", "cp_attention"])

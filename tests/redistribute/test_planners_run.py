@@ -110,7 +110,7 @@ def test_without_names_a_profile_adds_our_planners_where_they_can_move_the_pair(
         (None, "No such file"),
         ("{", "cannot be read"),
         (profile_of(backend="nccl"), "calibrate on gloo"),
-        (profile_of(tp=4), "no all_gather over tp of 2 ranks; measure that mesh first"),
+        (profile_of(tp=4), "no all_gather over tp of 2 ranks; run distbench calibrate on this mesh"),
     ],
 )
 def test_a_profile_that_does_not_fit_is_one_sentence_before_any_rank_starts(
