@@ -402,7 +402,8 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
             notes.insert(0, "warning: the sweep was interrupted; --reuse continues it")
         elif not state.final:
             unchecked = (
-                "warning: the recommended plan is unchecked: the last round, which checks results, has no correct plan"
+                "warning: the recommended plan is unchecked, since no plan of the last round, which checks results, "
+                "is correct"
             )
             notes.insert(0, unchecked)
         notes.append(
@@ -415,7 +416,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
             order = "the plan as written, and plans that differ by one change or by one factor of the mesh"
         num_tried = len({*state.predictions, *state.left_out})
         stopped = f"; {state.stopped}" if state.stopped else ""
-        notes.append(f"tried: {num_tried} of {count_text(state.num_legal, 'plan')}: {order}{stopped}")
+        notes.append(f"tried: {num_tried} of {count_text(state.num_legal, 'plan')} ({order}{stopped})")
         notes += [setup.note] if setup.note else []
     if state.refused:
         skipped = count_text(len(state.refused), "mesh", "meshes")

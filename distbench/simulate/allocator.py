@@ -2,8 +2,8 @@
 
 The rules are those of CUDACachingAllocator.cpp (torch 2.11 to 2.13) with its default settings, or with
 `expandable_segments:True`; a test compares each rule with cases computed by hand. Not modelled: `max_split_size_mb`,
-`roundup_power2_divisions`, `garbage_collection_threshold`, private pools of graphs; and that an expandable segment
-also releases pages in its middle before memory runs out.
+`roundup_power2_divisions`, `garbage_collection_threshold`, private pools of graphs, and the release of pages within an
+expandable segment before memory runs out.
 """
 
 import bisect
@@ -24,7 +24,7 @@ Pool = tuple[int, bool]
 
 
 class OutOfMemory(Exception):
-    """The device cannot hold `asked_bytes` more, even without cached memory."""
+    """The device has no memory for `asked_bytes`, even without cached memory."""
 
     def __init__(self, asked_bytes: int) -> None:
         super().__init__(asked_bytes)
@@ -44,7 +44,7 @@ class _Piece:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Best fit: the smallest sufficient block, of those the one at the lowest address."""
+        """Sort key of best fit: the smallest sufficient block, at the lowest address."""
         return self.num_bytes, self.address
 
 
@@ -53,7 +53,7 @@ class CachingAllocator:
     """The allocator of one device.
 
     Args:
-        expandable: with `expandable_segments:True`, one segment per pool, which grows.
+        expandable: use one growing segment per pool, as with `expandable_segments:True`.
         capacity_bytes: limit of reserved memory; None for no limit.
     """
 
@@ -72,10 +72,10 @@ class CachingAllocator:
     _next_address: int = 0
 
     def allocate(self, number: int, num_bytes: int, stream: int) -> None:
-        """Allocate a block of at least `num_bytes` with this number.
+        """Allocate a block of at least `num_bytes` under `number`.
 
         Raises:
-            OutOfMemory: the capacity is used up, even after cached memory was released.
+            OutOfMemory: the capacity is exhausted, even after the release of cached memory.
         """
         size = max(-(-num_bytes // ROUND_BYTES), 1) * ROUND_BYTES
         pool = (stream, size <= SMALL_BYTES)
@@ -102,7 +102,7 @@ class CachingAllocator:
             return None
         piece = self._by_address[fitting[place][1]]
         if piece is self._tails.get(pool) and place + 1 < len(fitting):
-            # The end of an expandable segment counts as large as it can grow: any other block that fits is the better
+            # The end of an expandable segment counts with its maximum size, so any other block that fits is the better
             # fit.
             piece = self._by_address[fitting[place + 1][1]]
         return piece
@@ -120,7 +120,7 @@ class CachingAllocator:
         return block
 
     def _grown(self, pool: Pool, size: int) -> _Piece:
-        """Last block of the pool's one segment, grown by whole pages (2 MiB or 20 MiB) until it is large enough."""
+        """Return the last block of the pool's one segment, grown by pages (2 MiB or 20 MiB) until large enough."""
         page = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
         tail = self._tails.get(pool)
         free_bytes = tail.num_bytes if tail is not None and tail.is_free else 0
@@ -162,7 +162,7 @@ class CachingAllocator:
     def _shrink(self, block: _Piece) -> None:
         page = SMALL_SEGMENT_BYTES if block.pool[1] else LARGE_SEGMENT_BYTES
         start = block.address % (1 << 50)
-        kept_bytes = -(-start // page) * page - start  # pages begin where the segment does
+        kept_bytes = -(-start // page) * page - start  # pages are aligned with the segment
         if kept_bytes >= block.num_bytes:
             return
         self._take(block)
@@ -177,7 +177,7 @@ class CachingAllocator:
             del self._tails[block.pool]
 
     def _split(self, block: _Piece, size: int) -> None:
-        """Split the remainder off as its own block if `should_split`."""
+        """Split off the remainder as a separate block if `should_split`."""
         left_bytes = block.num_bytes - size
         least = ROUND_BYTES if block.pool[1] or self.expandable else SMALL_BYTES + 1
         if left_bytes < least:
@@ -222,12 +222,12 @@ class MemoryUse:
     """Memory of a recording on a device, bytes.
 
     Args:
-        reserved_bytes: by the allocator at its peak, of all steps.
-        allocated_bytes: rounded allocations at their peak.
-        live_bytes: requested bytes at their peak.
-        alive: memory alive at that peak: (held, owner) to bytes.
-        num_retries: releases of the cache because an allocation failed.
-        out_of_memory: bytes that could not be allocated; None if all could.
+        reserved_bytes: peak of the allocator's reserved memory over all steps.
+        allocated_bytes: peak of rounded allocations.
+        live_bytes: peak of requested bytes.
+        alive: bytes alive at the peak of `live_bytes`, by (held, owner).
+        num_retries: number of cache releases after a failed allocation.
+        out_of_memory: bytes of the failed allocation; None without a failure.
     """
 
     reserved_bytes: int
@@ -240,7 +240,7 @@ class MemoryUse:
 
 
 def replay_memory(events: Iterable[Event], *, expandable: bool = False, capacity_bytes: int | None = None) -> MemoryUse:
-    """Replay every allocation of a recording; without computation."""
+    """Replay every allocation of a recording, without computation."""
     allocator, events = CachingAllocator(expandable, capacity_bytes), list(events)
     failed: int | None = None
     sizes: dict[int, int] = {}

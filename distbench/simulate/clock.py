@@ -1,12 +1,12 @@
 """Start and duration of each operator, collective and message of a recorded step: one host, streams, events, and one
 queue per communicator.
 
-The host issues its work in order, and waits where it must. Work on a stream begins when the host has issued it, when
+The host issues work in order, and waits at synchronizations. Work on a stream starts when the host has issued it, when
 the stream's earlier work has ended, and when the events that the stream waits for have happened; NCCL runs the
-collectives of one communicator one after another. Simultaneous work is not slowed down.
+collectives of a communicator one after another. Simultaneous work is not slowed down.
 
-The ranks of a pipeline are replayed together: a message begins when both of its ends are ready for it. Each rank is a
-generator that stops while the other end is unknown, so ranks continue in the order of their messages.
+The ranks of a pipeline are replayed together: a message starts when both ranks are ready. Each rank is a generator that
+pauses while the other rank's time is unknown, so ranks continue in the order of their messages.
 """
 
 import itertools
@@ -33,14 +33,14 @@ from distbench.spec.time_spans import Cover, union
 
 @dataclass
 class _Message:
-    """Times at which the ends of a posted message were ready for it, s, by kind ("send", "recv")."""
+    """Times in s at which the ranks of a posted message were ready, by kind ("send", "recv")."""
 
     num_bytes: int
     ready_s: dict[str, float] = field(default_factory=dict)
 
 
 class _Exchanges:
-    """Sends and receives of all ranks; between two ranks, in one direction, they match by order."""
+    """Sends and receives of all ranks, matched by order for each pair of ranks and direction."""
 
     def __init__(self) -> None:
         self.posted: Counter[tuple[int, int, str]] = Counter()
@@ -61,7 +61,7 @@ class _Exchanges:
 
 
 class TimedEvent(NamedTuple):
-    """An event on a stream with its start and end, s from the step's begin."""
+    """An event on a stream with its start and end in s after the step's start."""
 
     start_s: float
     end_s: float
@@ -73,10 +73,10 @@ class TimedStep:
     """A step on the simulated clock.
 
     Args:
-        step_s: until the device and the host are done; of a pipeline those of its last rank.
-        host_s: of the host's own work.
-        spans: in the order of issue; messages begin when both of their ends are ready.
-        awaited: (start, end) of waiting for another rank's end of a message, or for the last rank; in any order.
+        step_s: seconds until the device and the host are done; for a pipeline, until the last rank's are done.
+        host_s: seconds of the host's own work.
+        spans: events in the order of issue; a message starts when both ranks are ready.
+        awaited: (start, end) of each wait for another rank's end of a message or for the last rank, in any order.
     """
 
     step_s: float
@@ -86,7 +86,7 @@ class TimedStep:
 
 
 class Exposed(NamedTuple):
-    """Origin of communication during which nothing is computed."""
+    """Origin of exposed communication, during which no operator runs."""
 
     mesh_dim: str
     kind: str
@@ -96,12 +96,12 @@ class Exposed(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of a step's time; their sum is the step.
+    """Parts of a step's time, which add up to the step.
 
     Args:
-        compute_s: some operator runs.
-        exposed_s: communication runs and no operator, by its origin.
-        idle_s: neither runs, because the host has not issued anything yet.
+        compute_s: at least one operator runs.
+        exposed_s: communication runs without an operator, by origin.
+        idle_s: neither runs, because the host has not issued work yet.
         bubble_s: neither runs, because another rank of the pipeline is not ready.
         by_kind_s: compute seconds per kind of operator, summed over streams.
         communication_s: durations of collectives by mesh dim, summed.
@@ -116,15 +116,15 @@ class Parts:
 
 
 def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list[TimedStep]:
-    """Run the steps of some ranks on one clock: all ranks of a pipeline, or a single rank.
+    """Run the steps of all ranks of a pipeline, or of a single rank, on one clock.
 
     Raises:
-        UserError: a message has no other end, or ranks wait for one another forever.
+        UserError: a message has no other end, or ranks deadlock.
     """
     if hardware.host is not None:
         if any(of_rank.head.pipeline is not None for of_rank in recordings):
             raise UserError(
-                f"hardware file {hardware.name} describes a CPU, without measured messages between stages; use "
+                f"hardware file {hardware.name} describes a CPU and has no measured messages between stages; use "
                 "--hardware with an accelerator"
             )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
@@ -138,7 +138,7 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
             lacking = ", ".join(str(of_rank.head.rank) for of_rank in recordings if of_rank.head.rank not in steps)
             raise UserError(
                 f"rank {lacking} waits for a message whose other end is not recorded, or is queued behind such a "
-                "message; record the step again, all ranks of its pipeline together"
+                "message; record the step again with all ranks of the pipeline"
             )
     last_s = max(timed.step_s for timed in steps.values())
     for rank, timed in steps.items():
@@ -150,7 +150,7 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
 def _replay(
     recording: Recording, hardware: Hardware, exchanges: _Exchanges, steps: dict[int, TimedStep]
 ) -> Iterator[bool]:
-    """Replay one rank into `steps`; yields whenever it must wait for other ranks."""
+    """Replay one rank into `steps`; yield whenever the rank must wait for other ranks."""
     events, rank = recording.step, recording.head.rank
     fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
@@ -194,7 +194,7 @@ def _replay(
 
 
 def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
-    """Return the messages that begin and end together with the one at `place`; [] unless it is the first of them."""
+    """Return the messages that start and end together with the message at `place`; [] unless that is the first."""
 
     def of(at: int) -> int | None:
         event = events[at] if 0 <= at < len(events) else None
@@ -209,7 +209,7 @@ def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
 def _passed_on(
     batch: Sequence[Collective], rank: int, ready_s: float, exchanges: _Exchanges, hardware: Hardware
 ) -> Generator[bool, None, list[TimedEvent]]:
-    """Yield while an end of a rank's messages is missing; return when they, ready together, begin and end."""
+    """Yield while an end of a rank's messages is missing; return the joint start and end of the messages."""
     posted = [exchanges.post(rank, message, ready_s) for message in batch]
     while not all(len(exchange.ready_s) > 1 for exchange in posted):
         yield True
@@ -221,7 +221,7 @@ def _passed_on(
 
 
 def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
-    """Replay sequentially: the host runs the operators itself, and waits for each collective."""
+    """Replay sequentially: the host runs the operators, and waits for each collective."""
     now = waited = 0.0
     spans = []
     for event in events:
@@ -255,14 +255,14 @@ def parts_of(timed: TimedStep) -> Parts:
 
 
 def computing_of(timed: TimedStep) -> list[tuple[float, float]]:
-    """Return the times when some operator runs, s, as ascending intervals that do not touch."""
+    """Return the times in s when an operator runs, as ascending intervals that do not touch."""
     return union((span.start_s, span.end_s) for span in timed.spans if isinstance(span.what, Operator))
 
 
 def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
-    """Return the collectives by begin, each with its exposed time, s.
+    """Return the collectives in order of start, each with its exposed time in s.
 
-    Of several at once, the exposed one is the one that began first.
+    Of several simultaneous collectives, the first to start counts as exposed.
     """
     computed, exposed, until = Cover(computing_of(timed)), [], 0.0
     collectives = [span for span in timed.spans if isinstance(span.what, Collective)]

@@ -1,18 +1,18 @@
 """Changes of a recorded step by torch.compile and float8, as rules.
 
-torch.compile: a run is the sequence of operators between two matmuls, attentions or collectives on the default stream:
-memory-bound operators of compiled modules. The inductor makes a run one kernel; the partitioner keeps for backward the
-tensors that backward needs.
+torch.compile: a run is a sequence of memory-bound operators of compiled modules, between two matmuls, attentions or
+collectives on the default stream. The inductor makes a run one kernel; the partitioner keeps for backward the tensors
+that backward needs.
 
 float8: torchao's tensorwise dynamic scaling of linear layers. Every matmul of the chosen modules is done in float8.
-Each of its input tensors is cast before: a kernel finds its largest element (if compiled, the kernel that made it),
-then the tensor is read and a float8 copy is written, once for all matmuls that read it. The inputs of a weight's
+Each input tensor is first cast: a kernel finds the largest element (if compiled, the kernel that made the tensor), then
+the tensor is read and a float8 copy is written, once for all matmuls that read the tensor. The inputs of a weight's
 gradient are copied once more, transposed, since float8 matmuls support one layout only. FSDP gathers weights in float8,
-so those are cast in their shards, which takes no time here. Tensor parallel also casts before it gathers (torchao's
-Float8ColwiseParallel, Float8RowwiseParallel and PrepareFloat8ModuleInput): half the bytes. Its casts, and its memory,
-are still those of the whole tensor here. Tensors kept for backward do not change: torchao keeps the high-precision
-tensor where a module is checkpointed. A copy has memory until the last matmul of its phase that reads it; backward
-casts kept tensors again.
+so weights are cast in their shards, which takes no time here. Tensor parallel also casts before gathers (torchao's
+Float8ColwiseParallel, Float8RowwiseParallel and PrepareFloat8ModuleInput), which halves the bytes. Here, its casts and
+its memory are still those of the whole tensor. Tensors kept for backward do not change: torchao keeps the
+high-precision tensor if a module is checkpointed. A copy has memory until the last matmul of its phase that reads the
+copy; backward casts kept tensors again.
 """
 
 import itertools
@@ -42,7 +42,7 @@ from distbench.spec.plan import folded, matching
 
 DEFAULT_STREAM = 0
 FLOAT8, HALF = "float8", ("bf16", "f16")
-# Waits for the largest element of the whole tensor, so it cannot be part of the kernel that made the tensor.
+# The cast waits for the largest element of the whole tensor, so it cannot be part of the kernel that made the tensor.
 CAST = "float8.cast"
 GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy")
 FLOAT8_RULE = (
@@ -54,7 +54,7 @@ def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int
     """Return the bytes that each run reads and writes as one kernel: inputs from outside, and outputs used outside.
 
     Returns:
-        Index in `events` to bytes, for every operator of a run: all bytes at its last one, 0 at the others.
+        Bytes by index in `events`, for every operator of a run: all bytes at the last operator, 0 at the others.
     """
     freed_at = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
     fused: dict[int, int] = {}
@@ -77,14 +77,14 @@ def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int
 
 
 def compiled_memory(recording: Recording) -> Sequence[Event]:
-    """Return the allocations of a recording with its modules compiled; unchanged if none is compiled.
+    """Return the allocations of a recording with its modules compiled; unchanged without compiled modules.
 
     Activations of compiled modules that are made and freed within one kernel are not allocated. Activations that
     backward never reads (such as those kept by selective checkpointing without use) are freed at the end of their use
-    in forward. So are those that a kernel of backward can recompute from kept tensors; if a matmul reads them, they are
-    recomputed before it.
+    in forward. Activations that a kernel of backward can recompute from kept tensors are freed too; if a matmul reads
+    such an activation, it is recomputed before the matmul.
 
-    The first step has no operators; it is assumed to allocate like the second, plus the optimizer's state.
+    The first step has no operators; its allocations are assumed to be the second step's plus the optimizer's state.
     """
     if not recording.head.compiled:
         return recording.events
@@ -106,7 +106,7 @@ def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_FusedRu
     runs: list[_FusedRun] = []
     run: list[int] = []
     for place, event in enumerate(events):
-        # Events that may lie between two operators of one kernel.
+        # Events that may occur between two operators of one kernel.
         if isinstance(event, Allocated | Freed | EventRecorded | EventWaited | HostWaited):
             continue
         if (
@@ -135,8 +135,8 @@ def _is_within(owner: str, modules: Set[str]) -> bool:
 
 
 class _Uses(NamedTuple):
-    """Indices of a block's events in a step: its allocation, the operator that makes it, the last one of forward that
-    uses it, those of backward that use it, and its release.
+    """Indices of a block's events in a step: its allocation, the operator that makes it, the last use in forward, all
+    uses in backward, and its release.
     """
 
     allocated: int
@@ -163,7 +163,7 @@ def _compiled_step(events: Sequence[Event], compiled: Sequence[str]) -> list[Eve
         if run is not None and uses.freed < run.end:
             gone.update((uses.allocated, uses.freed))
         elif maker.phase == "forward" and uses.freed >= begins and _is_dispensable(uses, maker, run, uses_of, dropped):
-            # Freed after its last use in forward, and recomputed before an operator that must read it from memory.
+            # Freed after the last use in forward, and recomputed before an operator that must read it from memory.
             dropped.add(block)
             gone.add(uses.freed)
             added[_done_with(uses, events)].append(Freed(block))
@@ -191,7 +191,7 @@ def _is_dispensable(
 def _done_with(uses: _Uses, events: Sequence[Event]) -> int:
     """Return the index after a block's last use in forward.
 
-    A collective does not list its blocks: one before the next operator may read this one.
+    A collective does not list its blocks, so a collective before the next operator may read this block.
     """
     done = uses.forward
     for place in range(done + 1, len(events)):
@@ -206,7 +206,7 @@ def _phase(event: Event) -> str:
 
 
 def _uses(events: Sequence[Event]) -> dict[int, _Uses]:
-    """Return the uses of blocks that are allocated and freed here and first written by an operator."""
+    """Return the uses of blocks that are allocated and freed in this step and first written by an operator."""
     allocated = {event.block: place for place, event in enumerate(events) if isinstance(event, Allocated)}
     freed = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
     written_at: dict[int, int] = {}
@@ -230,10 +230,10 @@ def _uses(events: Sequence[Event]) -> dict[int, _Uses]:
 
 
 def _as_first(second: Sequence[Event], first: Sequence[Event]) -> list[Event]:
-    """Return the first step with the second one's allocations.
+    """Return the first step with the second step's allocations.
 
-    Its blocks get other numbers. Memory that remains is that of the first step: all of it at the begin, the optimizer's
-    state at the begin of the optimizer.
+    Its blocks get other numbers. Remaining memory is the first step's, at the start of the step, and for the
+    optimizer's state at the start of the optimizer.
     """
     freed = {event.block for event in first if isinstance(event, Freed)}
     leftovers = [event for event in first if isinstance(event, Allocated) and event.block not in freed]
@@ -256,14 +256,14 @@ def patterns_of(text: str, hardware: Hardware) -> tuple[str, ...]:
     """Return the glob patterns of `--float8`, for hardware with a float8 rate.
 
     Raises:
-        UserError: there is an empty one, or the machine has no rate for float8.
+        UserError: a pattern is empty, or the machine has no rate for float8.
     """
     patterns = tuple(part.strip() for part in text.split(","))
     if not all(patterns):
         raise UserError(f"--float8 {text!r} has no modules; give glob patterns, such as --float8 'layers.*'")
     if not hardware.figures.keys() & {"peak_fp8_flops", "matmul_fp8_flops"}:
         problem = f"hardware file {hardware.name} has no float8 rate (peak_fp8_flops)"
-        raise UserError(f"{problem}; leave --float8 out, or use --hardware with one, such as h100")
+        raise UserError(f"{problem}; leave --float8 out, or use --hardware with a float8 rate, such as h100")
     return patterns
 
 
@@ -271,7 +271,7 @@ def in_float8_by(recording: Recording, patterns: Sequence[str]) -> Recording:
     """Return the recording with linear layers of matching modules in float8.
 
     Raises:
-        UserError: they match no module that computes in a type that float8 replaces.
+        UserError: the patterns match no module that computes in a dtype that float8 replaces.
     """
     matmuls = [event for event in recording.step if isinstance(event, Operator) and event.kind == MATMUL]
     names = {name for event in matmuls for name in _with_parents(event.owner)}
@@ -281,16 +281,16 @@ def in_float8_by(recording: Recording, patterns: Sequence[str]) -> Recording:
         near = nearest(patterns[0], sorted({folded(name) for name in names if name}))
         raise UserError(f"--float8 {','.join(patterns)} matches no module with a matmul ({near})")
     if not any(event.dtype in HALF for event in chosen):
-        problem = f"--float8 {','.join(patterns)}: those modules compute in {chosen[0].dtype}"
-        raise UserError(f"{problem}, and float8 replaces {' or '.join(HALF)}; use mixed precision in the plan")
+        problem = f"--float8 {','.join(patterns)} matches modules that compute in {chosen[0].dtype}"
+        raise UserError(f"{problem}, but float8 replaces {' or '.join(HALF)}; use mixed precision in the plan")
     return in_float8(recording, sorted(modules))
 
 
 def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:
-    """Return the recording with the linear layers of those modules in float8.
+    """Return the recording with the linear layers of the given modules in float8.
 
     Args:
-        modules: names; their submodules are included.
+        modules: names of modules, whose submodules are included.
     """
     inside = set(modules)
     gathered = {
@@ -316,7 +316,7 @@ def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:
 
 @dataclass
 class _Copies:
-    """Existing float8 copies: numbers for further blocks, and by block the phase and the block of its copy."""
+    """Existing float8 copies by block, with phase and block of the copy, and numbers for further blocks."""
 
     numbers: Iterator[int]
     of: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -337,7 +337,7 @@ def _changed(event: Event, modules: Set[str], gathered: Set[int], copies: _Copie
 
 
 def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Event]:
-    """Return a matmul in float8, after the casts of its inputs. The gradient of a weight reads no weight."""
+    """Return a matmul in float8, after the casts of its inputs. A weight's gradient reads no weight."""
     of_weight = not any(block in gathered for block, _ in event.reads)
     operators: list[Event] = []
     reads: list[Sequence[int]] = []

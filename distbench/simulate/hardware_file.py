@@ -1,7 +1,8 @@
-"""A hardware file: JSON, every figure with its value, basis and source; checked when it is read.
+"""A hardware file: JSON with value, basis and source of every figure, checked when read.
 
-On a CPU there are no streams: an operator, and a collective that FSDP2 or DTensor waits for, ends before the next thing
-begins. Times are those of a rank while all ranks of the machine run, so they include the effect of shared resources.
+On a CPU there are no streams: an operator, and a collective that FSDP2 or DTensor waits for, ends before the next
+operator starts. Times are those of a rank while all ranks of the machine run, so times include the effect of shared
+resources.
 """
 
 import bisect
@@ -31,13 +32,13 @@ def number_within(low: float, high: float) -> Any:
 
 
 OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attention_backward")
-_SECONDS = number_within(0, 1)  # more for one operator is a mistake
+_SECONDS = number_within(0, 1)  # a larger time for one operator is a mistake
 _FACTOR = number_within(0.1, 10)
 HOST_FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s"), _SECONDS),
     **dict.fromkeys(("operator_factor", "step_factor"), _FACTOR),
 }
-# Optional figures with their defaults: older files have one factor over the whole step instead.
+# Optional figures with their defaults; older files have one factor over the whole step instead.
 LEFT_OUT = {"operator_factor": 1.0, "step_factor": 1.0}
 _RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to more than any device
 _BANDWIDTH = number_within(1e6, 1e14)  # bytes per second
@@ -86,8 +87,8 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     "ring_bytes_per_s": ("peer_bytes_per_s", lambda known: known["peer_bytes_per_s"]),
     "device_spread": ("0: all devices equally fast", lambda _: 0.0),
     "reserve_bytes": (
-        "4.34 GB for the context, NCCL's buffers and workspaces (NCCL issue 1685, on 8 H100), a tenth of the memory at "
-        "most",
+        "4.34 GB for the context, NCCL's buffers and workspaces (NCCL issue 1685, on 8 H100), at most a tenth of the "
+        "memory",
         lambda known: min(RESERVE_BYTES, RESERVE_SHARE * known["memory_bytes"]),
     ),
 }
@@ -108,16 +109,16 @@ class Curve:
     """Seconds by an amount (floating point operations or bytes), with interpolation and extrapolation.
 
     Args:
-        points: (amount, seconds), ascending; times in between are interpolated on logarithmic scales, larger
+        points: (amount, seconds), ascending; times between points are interpolated on logarithmic scales, and larger
             amounts use the last point's rate.
-        has_floor: smaller amounts take the first point's time; otherwise they use its rate.
+        has_floor: smaller amounts use the first point's time, otherwise its rate.
     """
 
     points: tuple[tuple[float, float], ...]
     has_floor: bool = False
 
     def seconds(self, amount: float) -> float:
-        """Return the seconds of one operator or collective of this amount."""
+        """Return the seconds of an operator or collective of this amount."""
         place = bisect.bisect_right(self.points, amount, key=lambda point: point[0])
         if place == 0 and self.has_floor:
             return self.points[0][1]
@@ -134,11 +135,11 @@ class HostFigures:
 
     Args:
         num_ranks: number of ranks on the machine during measurement.
-        figures: one for each of HOST_FIGURES.
-        operators: one for each of OPERATOR_CURVES.
+        figures: a figure for each of HOST_FIGURES.
+        operators: a curve for each of OPERATOR_CURVES.
         collectives: (kind, group size) to seconds by payload, in groups of neighbours.
-        hosts: each rank's host, in rank order; empty if the file does not have them, as for one host.
-        by_shape: (kind, a group's placement on those hosts in the notation of `spec.levels`) to seconds by payload.
+        hosts: each rank's host, in rank order; empty if the file has no hosts, as for one host.
+        by_shape: (kind, a group's placement on the hosts in the notation of `spec.levels`) to seconds by payload.
     """
 
     num_ranks: int
@@ -170,8 +171,9 @@ class Figure:
     """One figure of a hardware file.
 
     Args:
-        basis: published by the maker or in a paper; measured on the machine; fitted to one published run; or guessed.
-        source: reference, or the basis of the guess.
+        basis: "published" (by the maker or in a paper), "measured" (on the machine), "fitted" (to a published run) or
+            "guessed".
+        source: reference, or the reason for the guess.
     """
 
     value: int | float
@@ -180,7 +182,7 @@ class Figure:
 
 
 class CollectiveCurve(Struct):
-    """Seconds of a kind of collective by payload, in groups of a size."""
+    """Seconds by payload of a kind of collective in groups of one size."""
 
     kind: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
     group_size: Size
@@ -198,14 +200,14 @@ class HostPart(Struct):
     hosts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check names and figures, that amounts ascend, and that the defaults for unmeasured kinds exist."""
+        """Check names, figures, the order of amounts, and the defaults for unmeasured kinds."""
         _require_figures(self.figures, HOST_FIGURES, LEFT_OUT)
         _require_names(self.operators, OPERATOR_CURVES, (), "operators")
         curves = {f"operators.{name}": points for name, points in self.operators.items()}
         curves |= {f"collectives[{place}].points": line.points for place, line in enumerate(self.collectives)}
         for where, points in curves.items():
             if not all(low < high for (low, _), (high, _) in pairwise(points)):
-                raise ValueError(f"{where} is a list of {len(points)}, not points of ascending amounts")
+                raise ValueError(f"{where} has {len(points)} points, but not in ascending order of amounts")
         if not any(line.kind == "all_gather" and line.group_size > 1 for line in self.collectives):
             raise ValueError("collectives lacks all_gather in groups of 2 or more")
 
@@ -232,7 +234,7 @@ def _host_figures(part: HostPart) -> HostFigures:
         part.num_ranks,
         LEFT_OUT | {name: figure.value for name, figure in part.figures.items()},
         {name: Curve(part.operators[name]) for name in OPERATOR_CURVES},
-        # The first line of a size has groups of neighbours.
+        # The first entry of a size has groups of neighbours.
         {(line.kind, line.group_size): curve for line, curve in reversed(lines)},
         part.hosts or (),
         {(line.kind, line.hosts): curve for line, curve in lines if line.hosts},
@@ -261,7 +263,7 @@ class Hardware:
     """A machine to simulate.
 
     Args:
-        figures: of FIGURES; those of EXTRAPOLATED only if known. Their meanings are in docs/hardware-files.md.
+        figures: figures of FIGURES, and of EXTRAPOLATED if known, as explained in docs/hardware-files.md.
         host: times on a host that runs the operators itself; None for an accelerator.
     """
 
@@ -281,7 +283,7 @@ class Hardware:
 
     @property
     def extrapolated(self) -> dict[str, str]:
-        """Figures that the file lacks, with their defaults; a host lacks none of a device's figures."""
+        """Figures that the file lacks, with their defaults; empty for a host."""
         if self.host is not None:
             return {}
         return {name: instead for name, (instead, _) in EXTRAPOLATED.items() if name not in self.figures}
@@ -292,7 +294,7 @@ class Hardware:
         return int(self["devices_per_node"])
 
     def of_basis(self, *bases: str) -> dict[str, Figure]:
-        """Return the figures of these bases."""
+        """Return the figures with one of these bases."""
         return {name: figure for name, figure in self.figures.items() if figure.basis in bases}
 
 
@@ -302,10 +304,10 @@ def shipped_hardware() -> list[str]:
 
 
 def load_hardware(name: str) -> Hardware:
-    """Load a hardware file of distbench or of a plug-in by its name, or one by its path.
+    """Load a hardware file of distbench or of a plug-in by name, or any hardware file by path.
 
     Raises:
-        UserError: there is no such file, or a figure of it is missing, absurd or without a source.
+        UserError: the file does not exist, or a figure is missing, out of range or without a source.
     """
     path = Path(name)
     if name in shipped_hardware():
@@ -314,7 +316,7 @@ def load_hardware(name: str) -> Hardware:
         path = Path(load_plugin("hardware", name))
     elif path.suffix != ".json":
         suggestion = nearest(name, [*shipped_hardware(), *plugin_names("hardware")])
-        raise UserError(f"--hardware {name!r} is unknown ({suggestion}); use one of those, or a path to a .json file")
+        raise UserError(f"--hardware {name!r} is unknown ({suggestion}); use a known name, or a path to a .json file")
     return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 
 

@@ -1,7 +1,7 @@
 """A hardware file of the machine that ranks ran on: measured times of operators, collectives and whole steps.
 
-Operators and collectives are measured one by one, the host's share by very small steps, and two kinds of whole steps
-show how much longer operators take there than alone.
+Operators and collectives are measured one by one, and the host's share by very small steps. Two kinds of whole steps
+show how much longer operators take in a step than alone.
 """
 
 import json
@@ -36,11 +36,11 @@ from distbench.spec.file_io import write_whole
 from distbench.spec.printable_text import count_text
 
 Points = list[tuple[float, float]]
-# Of scenario `calibrate_steps`: steps of only the host's time, and steps to compare operators with.
+# Steps of scenario `calibrate_steps` that measure the host's time, and steps that measure operators in a step.
 TINY, WHOLE = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp")
 OPTIMIZER = "optimizer"
-ABSURD, ADVICE = "the measurement", "calibrate again on a machine that does nothing else"
-GUESSED_NETWORK = "one machine was measured: taken as within it"
+ABSURD, ADVICE = "the measurement", "calibrate again on an idle machine"
+GUESSED_NETWORK = "only one machine was measured, so its internal links count as network"
 DIGITS = 4  # of points, as precise as a measurement
 CALLED = {
     "matmul_f32": "matmul, f32",
@@ -58,7 +58,7 @@ HOST = {
 
 
 class MeasuredStep(NamedTuple):
-    """A measured and recorded step; medians of seconds by phase, which add up to the step's."""
+    """A measured and recorded step; its median seconds by phase add up to the step."""
 
     phases_s: Mapping[str, float]
     step_s: float
@@ -86,7 +86,7 @@ def _measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, 
 
 
 def _rising(points: Points) -> Points:
-    """Return ascending points, one per amount; larger amounts never take less time."""
+    """Return ascending points, one per amount; times never fall with larger amounts."""
     longest_s, by_amount = 0.0, dict[float, float]()
     for amount, seconds in sorted(points):
         longest_s = by_amount[amount] = max(seconds, longest_s)
@@ -99,11 +99,11 @@ def _measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Meas
     steps = {}
     for record in run.cases:
         variant = record["case"].get("params", {}).get("variant")
-        # A report's baseline is also measured as a control, under a name without a recording.
+        # A report's baseline is also measured as a control, which has no recording under its name.
         if record["case"].get("kind") == "step" and record["status"] == "ok" and variant in by_variant:
             phases = {name: statistics.median(times) for name, times in record["phases_s"].items()}
             step_s = statistics.median(record["samples_s"])
-            # Each phase is that of its slowest rank, which may differ between phases.
+            # Each phase's time is its slowest rank's, and that rank may differ between phases.
             share = step_s / sum(phases.values())
             scaled = {name: seconds * share for name, seconds in phases.items()}
             steps[variant.rpartition("=")[2]] = MeasuredStep(scaled, step_s, by_variant[variant])
@@ -113,7 +113,7 @@ def _measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Meas
 
 
 def _host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[str, float]:
-    """Host's own time per operator, per collective of FSDP2 and of DTensor, and per tensor of the optimizer."""
+    """Return the host's time per operator, per collective of FSDP2 and DTensor, and per tensor of the optimizer."""
     rows, values = [], []
     listed = left_s = 0.0
     for part in TINY:
@@ -138,10 +138,10 @@ def _host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[s
 
 
 def _operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> dict[str, float]:
-    """Return per whole step the ratio of its operators' time to their time alone.
+    """Return for each whole step its operators' time divided by their time alone.
 
     The operators' time is the rest of the step after collectives and the host's own time, which were measured in steps
-    or among waiting ranks; the ratio is 0 if nothing remains.
+    or among waiting ranks. The ratio is 0 without a rest.
 
     Args:
         host: figures without factors.
@@ -175,7 +175,7 @@ def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[
     """Write the hardware file of the machine of both runs.
 
     Raises:
-        UserError: a part was not measured, a figure is out of range, or the file cannot be written.
+        UserError: a part has no measurement, a figure is out of range, or the file cannot be written.
     """
     record = _hardware_record(operators, steps, recordings)
     hardware = hardware_of(record, ABSURD, ADVICE)
@@ -187,7 +187,7 @@ def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[
     try:
         write_whole(path, text)
     except OSError as error:
-        raise UserError(f"--hardware-out {path} cannot be written: {error.strerror}; choose another file") from error
+        raise UserError(f"--hardware-out {path} cannot be written ({error.strerror}); choose another file") from error
     return hardware
 
 
@@ -198,7 +198,7 @@ def _by_line(part: Any) -> str:
 
 
 def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Return the record of a hardware file; its last factor is the geometric mean of those of the whole steps."""
+    """Return the record of a hardware file; its last factor is the geometric mean of the whole steps' factors."""
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
     ranks = count_text(num_ranks, "rank")
@@ -208,7 +208,7 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
         raise UserError(f"{of_operators.path} has no all_gather of all {ranks}; measure it with distbench calibrate")
     steps, hosts = _measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
-    # Neighbours first: a group on fewer hosts has fewer plus signs in its shape.
+    # Neighbours come first, since a group on fewer hosts has fewer plus signs in its shape.
     in_order = sorted(
         (kind, size, shape.count("+"), shape, points) for (kind, size, shape), points in collectives.items()
     )
@@ -238,7 +238,7 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
         head = steps[part].recording.head
         parts.append(f"{head.label} ({head.num_parameters / 1e6:.1f} M parameters) {factor:.2f}")
     factor_source = (
-        f"operators in whole steps over alone: {', '.join(parts)}; their geometric mean; run "
+        f"geometric mean of operators' time in whole steps divided by alone: {', '.join(parts)}; run "
         f"{of_steps.header['run_id']}"
     )
     mean_factor = {"operator_factor": math.prod(factors.values()) ** (1 / len(factors))}
@@ -298,16 +298,14 @@ def hardware_text(hardware: Hardware) -> str:
     assert hardware.host is not None
     host = hardware.host
     rows = [_row(CALLED[name], curve, is_of_operations=name != "memory") for name, curve in host.operators.items()]
-    # On one host by the group's size, on several by the number of its ranks per host.
+    # On one host by the group's size, on several hosts by the group's ranks per host.
     collectives = sorted((host.by_shape or host.collectives).items())
     rows += [_row(f"{kind} in groups of {group}", curve) for (kind, group), curve in collectives]
     columns = ("<measured", "smallest", "takes", "largest", "takes", "best rate")
-    notes = [f"each on all {host.num_ranks} ranks at once, the slowest rank's time"]
+    notes = [f"all {host.num_ranks} ranks measure at once; times are the slowest rank's"]
     curves = Table(f"{hardware.name}: {hardware.summary}", columns, rows, notes, frozenset([len(CALLED)]))
     costs = [(name, time_text(host[figure]) if host[figure] else NOTHING) for figure, name in HOST.items()]
-    notes = [
-        f"operators take {host['operator_factor']:.2f} times as long in whole steps as alone (the file's last factor)"
-    ]
+    notes = [f"operators are {host['operator_factor']:.2f}x slower in whole steps than alone (the file's last factor)"]
     return text_of([curves, Table("the host's own time", ("<of", "time"), costs, notes)])
 
 

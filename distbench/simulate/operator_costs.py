@@ -23,11 +23,11 @@ WORTH_SAYING = 0.01  # smallest extrapolated share of the step that is reported
 
 
 def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None, world_size: int = 1) -> float:
-    """Return an operator's seconds: of its floating point operations or its bytes, whichever take longer.
+    """Return an operator's seconds: the longer of the times for its floating point operations and its bytes.
 
     Args:
-        fused: bytes of the kernel that it became with others, 0 if another operator counts for it; None for its
-            own.
+        fused: bytes of the fused kernel that includes the operator, 0 if another operator counts the bytes; None for no
+            fused kernel.
         world_size: number of devices that wait for one another.
     """
     num_bytes = operator.num_bytes if fused is None else fused
@@ -36,7 +36,7 @@ def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None,
         name = "fp8" if operator.dtype == FLOAT8 else "bf16" if operator.dtype in HALF else "f32"
         return max(operator.flops / hardware[f"matmul_{name}_flops"] * slowest(hardware, world_size), bytes_s)
     if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
-        # By shape: causal or not, forward or backward, and slower for short sequences.
+        # The rate depends on causal or not and forward or backward, and is lower for short sequences.
         queries, keys, is_causal = operator.attention or (0, 0, 1)
         name = "attention_backward" if operator.kind == ATTENTION_BACKWARD else "attention"
         rate = hardware[f"{name}_flops" if is_causal else f"{name}_full_flops"]
@@ -47,10 +47,11 @@ def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None,
 
 
 def slowest(hardware: Hardware, world_size: int) -> float:
-    """Return how much longer the slowest of `world_size` devices computes than the mean one.
+    """Return the time of the slowest of `world_size` devices divided by the mean device's.
 
-    All devices wait for it in every step, so a larger world is slower. Speeds are assumed to be normally distributed
-    with the hardware file's spread; the largest of n is Blom's approximation (Statistical Estimates, 1958).
+    All devices wait for the slowest device in every step, so a larger world is slower. Speeds are assumed to be
+    normally distributed with the hardware file's spread; the largest of n is estimated by Blom's approximation
+    (Statistical Estimates, 1958).
     """
     return 1 + hardware["device_spread"] * _largest_of(world_size)
 
@@ -63,12 +64,12 @@ def _largest_of(count: int) -> float:
 def collective_s(collective: Collective, hardware: Hardware) -> float:
     """Return the seconds of one collective that does not share its links.
 
-    Bytes over bus bandwidth, as nccl-tests defines it: factor x S / busbw, with 2(n-1)/n for an all-reduce and (n-1)/n
-    for the others. Within a node that is the node's links. Across nodes a ring enters and leaves each node once per
-    device of the group on it, so their network links add up, to at most the node's own limit. In an all-to-all they do
-    not: each rank sends (n - n_here)/n of its bytes over its own network link, where n_here ranks of the group share
-    its node. Bus bandwidth is then the link's times (n-1)/(n - n_here) (nccl-tests, issues 130, 267). If nodes have
-    different numbers of the group's ranks, the node with the fewest is the slowest.
+    The time is factor x S / busbw as in nccl-tests, with factor 2(n-1)/n for an all-reduce and (n-1)/n for other kinds.
+    Within a node, busbw is that of the node's links. Across nodes, a ring enters and leaves each node once per device
+    of the group on the node, so the devices' network links add up, to at most the node's limit. In an all-to-all the
+    links do not add up: each rank sends (n - n_here)/n of its bytes over its own network link, and n_here ranks of the
+    group share the node. busbw is then the link's bandwidth times (n-1)/(n - n_here) (nccl-tests, issues 130, 267). If
+    nodes have different numbers of the group's ranks, the node with the fewest ranks is the slowest.
     """
     size = collective.group_size
     if size == 1:
@@ -93,21 +94,21 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
 
 
 def is_rotation(collective: Collective) -> bool:
-    """Return whether ring attention passes a block on: each device sends to one other device, over fewer links.
+    """Return whether a collective is a rotation of ring attention: each device sends to one device, over fewer links.
 
-    Ulysses exchanges heads and sequence by DTensor, between all devices.
+    Ulysses instead exchanges heads and sequence by DTensor, between all devices.
     """
     return collective.source == "cp" and collective.kind == "all_to_all" and not collective.redistribution
 
 
 @lru_cache(maxsize=1024)
 def ranks_by_node(ranks: tuple[tuple[int, ...], ...], devices_per_node: int) -> tuple[int, ...]:
-    """Return the number of a group's ranks on each node that it spans. Ranks are numbered node by node."""
+    """Return the number of a group's ranks on each of its nodes. Ranks are numbered node by node."""
     return tuple(Counter(rank // devices_per_node for rank in ranks_of(ranks)).values())
 
 
 def message_s(message: Collective, rank: int, hardware: Hardware) -> float:
-    """Seconds of one message that does not share its links: a fixed part plus its bytes between two devices."""
+    """Return the seconds of one message that does not share its links: a fixed part plus a part per byte."""
     assert message.peer is not None
     is_near = rank // hardware.devices_per_node == message.peer // hardware.devices_per_node
     rate = hardware["peer_bytes_per_s" if is_near else "network_bytes_per_s"]
@@ -148,19 +149,23 @@ def _curve_of(operator: Operator) -> tuple[str, float]:
 
 
 def num_listed(operator: Operator) -> int:
-    """Return the number of tensors in the lists of an optimizer's operator, which a host runs singly; 1 for others."""
+    """Return the number of tensors in the lists of an optimizer's operator, which a host runs one by one; 1 for other
+    operators.
+    """
     return max(len(operator.reads), 1) if is_listed(operator) else 1
 
 
 def is_listed(operator: Operator) -> bool:
-    """Whether a device runs the operator once for lists of tensors, and torch's optimizers on CPU once per tensor."""
+    """Return whether a device runs the operator once for lists of tensors, but torch's optimizers on CPU once per
+    tensor.
+    """
     return operator.phase == "optimizer" and "_foreach" in operator.name
 
 
 def collective_on_host(collective: Collective, host: HostFigures) -> float:
-    """Return the seconds of a collective; an unmeasured group size uses the nearest measured one.
+    """Return the seconds of a collective; for an unmeasured group size, the nearest measured size is used.
 
-    On CPU DTensor runs its all-to-alls as all-gathers of the whole tensor.
+    On CPU, DTensor replaces all-to-alls by all-gathers of the whole tensor.
     """
     kind, payload = collective.kind, float(collective.payload_bytes)
     if kind == "all_to_all" and collective.redistribution:
@@ -173,7 +178,7 @@ def collective_on_host(collective: Collective, host: HostFigures) -> float:
 def _curve_of_group(kind: str, collective: Collective, host: HostFigures) -> tuple[Curve, int]:
     """Return the curve of a kind (an all-gather's if it was not measured), and its group size.
 
-    It is the curve of groups with the same placement on hosts if they were measured, else of the nearest size.
+    Groups with the same placement on hosts are used if measured, else groups of the nearest size.
     """
     if (curve := host.by_shape.get((kind, _shape_of(collective, host)))) is not None:
         return curve, collective.group_size
@@ -185,21 +190,23 @@ def _curve_of_group(kind: str, collective: Collective, host: HostFigures) -> tup
 
 
 def _shape_of(collective: Collective, host: HostFigures) -> str:
-    """Return the placement of its group on the measured hosts; "" if they are unknown."""
+    """Return the placement of a collective's group on the measured hosts; "" for unknown hosts."""
     ranks = ranks_of(collective.ranks) if host.hosts else [0]
     return group_shape(ranks, host.hosts) if max(ranks) < len(host.hosts) else ""
 
 
 def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
-    """Return caveats about a step on such a machine: extrapolated parts, and their share of the step."""
+    """Return caveats about a step on a host: extrapolated parts, and their share of the step."""
     sentences = []
     if recording.world_size != host.num_ranks:
         sentences.append(
-            f"times were measured with {count_text(host.num_ranks, 'rank')} on this machine, and this step has "
-            f"{recording.world_size} ranks: an extrapolation; calibrate with as many ranks"
+            f"times were measured with {count_text(host.num_ranks, 'rank')} on this machine, but this step has "
+            f"{recording.world_size} ranks, an extrapolation; calibrate with as many ranks"
         )
     if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):
-        sentences.append("a CPU reduces DDP's buckets during backward, not after it: the step may be shorter than this")
+        sentences.append(
+            "the measured step may be shorter, since a CPU reduces DDP's buckets during backward, not after"
+        )
     beyond: dict[str, float] = defaultdict(float)
     total = 0.0
     for event in recording.step:
@@ -221,14 +228,14 @@ def _beyond(event: Operator | Collective, host: HostFigures) -> str:
         name, amount = _curve_of(event)
         most = host.operators[name].points[-1][0]
         unit = "bytes" if name == "memory" else "operations"
-        return f"{name} of over {most:.3g} {unit}, the most that was measured" if amount > most else ""
+        return f"{name} above {most:.3g} {unit}, the largest measured amount" if amount > most else ""
     if event.group_size == 1:
         return ""
     curve, size = _curve_of_group(event.kind, event, host)
     shape = _shape_of(event, host)
     if "+" in shape and (event.kind, shape) not in host.by_shape:
-        return f"{event.kind} of {shape} ranks on {shape.count('+') + 1} hosts, by groups of {size} neighbours"
+        return f"{event.kind} of {shape} ranks on {shape.count('+') + 1} hosts, from groups of {size} neighbours"
     if size != event.group_size or ((event.kind, event.group_size) not in host.collectives and not shape):
-        return f"{event.kind} in groups of {event.group_size}, which was not measured, by groups of {size}"
+        return f"{event.kind} in unmeasured groups of {event.group_size}, from groups of {size}"
     most = curve.points[-1][0]
-    return f"{event.kind} of over {most:.3g} bytes, the most that was measured" if event.payload_bytes > most else ""
+    return f"{event.kind} above {most:.3g} bytes, the largest measured payload" if event.payload_bytes > most else ""

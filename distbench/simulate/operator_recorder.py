@@ -1,5 +1,5 @@
-"""A device `sim` without hardware, and a recorder of a step on it, in program order: operators and their costs,
-collectives, messages, waits, memory.
+"""A device `sim` without hardware, and a recorder of a step on this device, in program order: operators and their
+costs, collectives, messages, waits, memory.
 """
 
 import contextlib
@@ -58,9 +58,9 @@ from distbench.torch_private import (
 )
 
 DEVICE_TYPE = "sim"
-# Makes a tensor without writing to it, or only reports a property.
+# Operators that make a tensor without writing to it, or only report a property.
 MAKES_OR_TELLS = ("empty", "new_empty", "lift_fresh", "is_same_size", "sym_", "record_stream", "set_", "resize_")
-# In place, without reading the previous content.
+# In-place operators that do not read the previous content.
 OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
 # FlashAttention-2's backward temporarily holds dQ in fp32 and one number per row of the softmax.
 WORKSPACE_BYTES = 4
@@ -74,9 +74,9 @@ class Streams:
     """The streams of a process.
 
     Args:
-        on_event: called with each event that is recorded or waited for; ignores it initially.
-        stream_numbers, event_numbers: numbers of the next ones.
-        entered: streams whose contexts are open, the current one last; the first is the default one.
+        on_event: called with each recorded or awaited event; initially without effect. stream_numbers, event_numbers:
+            next numbers.
+        entered: streams whose contexts are open, from the default stream to the current stream.
     """
 
     def __init__(self) -> None:
@@ -100,13 +100,13 @@ class Streams:
 
 
 class SimStream:
-    """A stream like those of torch's device modules; `number` is its name in a recording, 0 the default stream."""
+    """A stream with the interface of torch's device modules; `number` is its name in recordings, 0 the default."""
 
     def __init__(self, device: Any = None, priority: int = 0, of: Streams | None = None) -> None:
         self._of = of if of is not None else STREAMS
         self.number = next(self._of.stream_numbers)
         self.priority = priority
-        # torch's id of a stream where it passes one on; since 2.15 FSDP2 does. 20 is PrivateUse1.
+        # torch's id of a stream, which FSDP2 passes on since 2.15. 20 is PrivateUse1.
         self.stream_id, self.device_index, self.device_type = self.number, 0, 20
 
     def record_event(self, event: "SimEvent | None" = None) -> "SimEvent":
@@ -116,7 +116,7 @@ class SimStream:
         return event
 
     def wait_event(self, event: "SimEvent | None") -> None:
-        """Delay later work on this stream until the event; ignored for an event that was never recorded."""
+        """Delay later work on this stream until the event; without effect for an unrecorded event."""
         if event is not None and event.number is not None:
             self._of.on_event(EventWaited(self.number, event.number))
 
@@ -129,7 +129,7 @@ class SimStream:
         self._of.on_event(HostWaited(self.number))
 
     def is_capturing(self) -> bool:
-        """Return that no graph is captured; optimizers of torch 2.15 check this in each step."""
+        """Return False, since no graph is captured; optimizers of torch 2.15 check this in each step."""
         return False
 
     def __enter__(self) -> "SimStream":
@@ -153,20 +153,20 @@ class SimEvent:
         self.number: int | None = None
 
     def record(self, stream: SimStream | None = None) -> None:
-        """Let it happen when all work issued to the stream (default: the current one) has ended."""
+        """Record the event on a stream (default: the current stream); it happens when all issued work has ended."""
         self.number = next(STREAMS.event_numbers)
         STREAMS.on_event(EventRecorded((stream or STREAMS.current).number, self.number))
 
     def wait(self, stream: SimStream | None = None) -> None:
-        """Make a stream (default: the current one) wait for it."""
+        """Make a stream (default: the current stream) wait for the event."""
         (stream or STREAMS.current).wait_event(self)
 
     def synchronize(self) -> None:
-        """Let the host wait for it: recorded as a wait for the current stream."""
+        """Let the host wait for the event, recorded as a wait for the current stream."""
         STREAMS.current.synchronize()
 
     def query(self) -> bool:
-        """Return True: no time passes while a step is recorded."""
+        """Return True, since no time passes while a step is recorded."""
         return True
 
 
@@ -228,8 +228,8 @@ def simulate_device() -> torch.device:
 def _flop_formulas() -> Mapping[Any, Any]:
     """Return the formulas of torch's FlopCounterMode.
 
-    It and other parts of torch that a recording needs import triton if it is installed; simulated devices do not need
-    its kernels, and the import takes 80 MB.
+    The counter and other parts of torch import triton if installed, which takes 80 MB. Simulated devices do not need
+    triton's kernels.
     """
     modules: dict[str, Any] = sys.modules
     hides_triton = "triton" not in modules
@@ -248,7 +248,7 @@ FLOP_FORMULAS = _flop_formulas()
 
 
 def _is_sized_by_values(func: Any, args: Any) -> bool:
-    """Return whether the host waits for an operator to know the size of its result."""
+    """Return whether the host must wait for an operator to get the size of its result."""
     if torch.Tag.dynamic_output_shape not in func.tags:
         return False
     is_index = func.overloadpacket.__name__ == "index"
@@ -263,11 +263,11 @@ def _costs_nothing(func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[
 
 
 def _costs(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str, list[int], int]:
-    """Return an operator's floating point operations, as torch's FlopCounterMode counts them; its kind; for attention
-    queries, keys, and 1 if it is causal; and bytes that attention's backward allocates temporarily.
+    """Return an operator's floating point operations, as in torch's FlopCounterMode; its kind; for attention queries,
+    keys, and 1 if causal; and bytes that attention's backward allocates temporarily.
 
-    Attention is counted by its formula: 4 b h s_q s_k d forward, 2.5 times that backward (FlashAttention computes the
-    scores again; Dao 2023), and half if it is causal.
+    Attention has 4 b h s_q s_k d operations in forward, and 2.5 times as many in backward (FlashAttention computes the
+    scores again; Dao 2023). Causal attention counts half.
     """
     forward, backward = is_attention(func)
     if forward or backward:
@@ -287,7 +287,7 @@ def _costs(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str, list[
 
 
 def _grouped_flops(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the operations of one multiplication per group; groups share a size where a matrix has two dims.
+    """Return the operations of one multiplication per group; for matrices of two dims, groups share a size.
 
     >>> _grouped_flops((100, 8), (4, 8, 16)), _grouped_flops((8, 100), (100, 16)), _grouped_flops((4, 2, 8), (4, 8, 16))
     (25600, 25600, 2048)
@@ -299,14 +299,14 @@ def _grouped_flops(first: Sequence[int], second: Sequence[int]) -> int:
 def _bytes_touched(
     func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> int:
-    """Return the bytes that an operator reads and writes: each tensor once, one that it changes in place twice.
+    """Return the bytes that an operator reads and writes: each tensor once, tensors that it changes in place twice.
 
-    Operators that use only a part of their inputs are counted by that part.
+    Operators that use only a part of their inputs count only this part.
     """
     name = f"{func.namespace}::{func.overloadpacket.__name__}"
     output_bytes = sum(map(_num_bytes, outputs))
     if name == "fsdp::all_gather_copy_in":
-        # Its outputs are the whole gathered buffer, and this rank's part of it, which is the copied part.
+        # The outputs are the whole gathered buffer and this rank's part, and only this part is copied.
         return 2 * (output_bytes - max(map(_num_bytes, outputs)))
     if name in {"aten::embedding", "aten::index"}:
         return 2 * output_bytes
@@ -338,7 +338,7 @@ def _on_device(tree: Any) -> list[torch.Tensor]:
 def nested_ranks(ranks: Sequence[int]) -> Touched:
     """Return ranks, relative to the lowest, as loops (count, stride), outermost first; else [(1, rank), ...].
 
-    Groups along a mesh dim are equal on all ranks except for their first rank.
+    Groups along a mesh dim then differ between ranks only in their first rank.
     """
     ordered = [rank - min(ranks) for rank in sorted(ranks)]
     loops: list[tuple[int, int]] = []
@@ -352,18 +352,17 @@ def nested_ranks(ranks: Sequence[int]) -> Touched:
 
 
 class ReducersOnHost:
-    """Handles operators of DDP's reducers, which are C++, for the recorder of the step.
+    """Handler of operators of DDP's C++ reducers for the recorder of the step.
 
-    Gradients, buckets and copies between them have no values, like all tensors of a recorded step. A reducer reads its
-    counts on the host (the number of parameters, their shapes, which of them make a bucket, which were used) from
-    memory, so those tensors are real. All ranks are assumed to have the same counts, so received counts are the sent
-    ones.
+    Gradients, buckets and copies between them have no values, like all tensors of a recorded step. A reducer reads
+    counts on the host from memory (the number of parameters, their shapes, buckets and use), so count tensors are real.
+    All ranks are assumed to have the same counts, so received counts equal sent counts.
 
     Args:
-        use: called with tensors that are used now, so that the current stream waits for their collective.
+        use: called with tensors before their use, so that the current stream waits for their collective.
 
     Attributes:
-        on_device: tensors of reducers there: their buckets, and flags of used parameters.
+        on_device: reducers' tensors on the device: buckets, and flags of used parameters.
     """
 
     def __init__(self, use: Callable[[Sequence[torch.Tensor]], None]) -> None:
@@ -372,12 +371,13 @@ class ReducersOnHost:
         self._are_there = self._count = False
         self._on_host: dict[int, torch.UntypedStorage] = {}
         self._sent: torch.Tensor | None = None
-        # A tensor's storage to its collective that has not been waited for; C++ keeps half of a work, so all are kept.
+        # A tensor's storage to its collective without a wait so far; C++ keeps only half of a work, so all works are
+        # kept.
         self._running: dict[int, EndedWork] = {}
         self._works: list[EndedWork] = []
 
     def on(self) -> contextlib.AbstractContextManager[None]:
-        """Detect reducers that are made or count inside."""
+        """Detect reducers that are created or that count in the block."""
         return reducers_on_host(self._counting)
 
     def _counting(self) -> contextlib.AbstractContextManager[None]:
@@ -385,7 +385,7 @@ class ReducersOnHost:
         return replaced(self, "_count", True)
 
     def run(self, func: Any, args: Any, kwargs: Any, record: Callable[[Any, Any, Any], Any]) -> Any:
-        """Run an operator: with values on count tensors; all others are `record`ed."""
+        """Run an operator with values if on count tensors; otherwise `record` the operator."""
         if not self._are_there:
             return record(func, args, kwargs)
         if func.namespace == "c10d":
@@ -403,7 +403,7 @@ class ReducersOnHost:
             STREAMS.current.synchronize()
             return self._with_values(func, (*args[:1], self._sent) if is_copied_back else (self._sent,), {})
         if host_tensors:
-            # On the device it has no values; torch would keep those of a small tensor.
+            # A tensor on the device has no values; torch would keep the values of a small tensor.
             self._sent = sent = host_tensors[0]
             args = [torch.empty(sent.shape, dtype=sent.dtype) if argument is sent else argument for argument in args]
         out = record(func, args, kwargs)
@@ -414,7 +414,7 @@ class ReducersOnHost:
     def _is_counted(self, host_tensors: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], kwargs: Any) -> bool:
         """Return whether an operator works only on count tensors, or makes them.
 
-        Flags of used parameters go to the device from pinned memory, which is made in the middle of backward.
+        Flags of used parameters go to the device from pinned memory, which is allocated during backward.
         """
         if (kwargs.get("device") or CPU).type != CPU.type or len(host_tensors) != len(tensors):
             return False
@@ -432,8 +432,7 @@ class ReducersOnHost:
     def _in_background(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         """Return the result of a collective.
 
-        The work of a concurrent one is waited for when C++ requests that, or when C++ looks into the result of its
-        future.
+        The wait for a concurrent collective happens when C++ requests a wait or reads the result of the future.
         """
         outputs = _on_device(out)
         if not outputs or not is_async(func, args, kwargs):
@@ -452,16 +451,16 @@ class ReducersOnHost:
 
 
 class Recorder:
-    """All work issued while `on()` is open, as events.
+    """Recorder of all work issued while `on()` is open, as events.
 
-    Memory is that of storages: one is allocated when an operator first returns it, and freed when nothing refers to it.
-    FSDP2 frees and fills storages by resizing them, which no operator reports.
+    Memory is that of storages: a storage is allocated when an operator first returns it, and freed after the last
+    reference. FSDP2 frees and fills storages by resizing, which no operator reports.
 
     Args:
-        at_once: wait for a functional collective as soon as it is issued, like compiled code, whose graph has the wait
-            right behind it. Otherwise it is waited for at the first use of its result.
-        events: in program order; those of operators only while `tracker` is set.
-        tracker: the running module, and the owner of a collective.
+        at_once: wait for a functional collective directly after its issue, as in a compiled graph. Otherwise the wait
+            is at the first use of the result.
+        events: events in program order; operators are included only while `tracker` is set.
+        tracker: tracker of the running module and of a collective's owner.
     """
 
     def __init__(self, at_once: bool = False) -> None:
@@ -471,7 +470,7 @@ class Recorder:
         self._storages = LiveStorages(self._allocate, self._free)
         self._issued_in: dict[int, tuple[int, IssueContext | None]] = {}
         self._num_blocks = self._num_steps = 0
-        # Of storages that are filled again: only FSDP2 does that.
+        # Owners of storages that are filled again, as only FSDP2 does.
         self._filled: set[int] = set()
         self._is_metadata = False
         self._of_groups: dict[tuple[int, ...], SimStream] = {}
@@ -486,7 +485,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Record the block. Tensors without values must be on around it."""
+        """Record the block; `ShapesOnly.on()` must enclose the block."""
         with (
             replaced(STREAMS, "on_event", self.events.append),
             streams_of_accelerator(SIM.current_stream),
@@ -502,7 +501,7 @@ class Recorder:
         """Label every block with its content, after all modules have run.
 
         Args:
-            held: block to its kind, of gradients and of blocks that a step holds between two runs.
+            held: kinds of blocks, for gradients and blocks that a step holds between two runs.
         """
         for number, (place, issued_in) in self._issued_in.items():
             block = self.events[place]
@@ -511,13 +510,13 @@ class Recorder:
             self.events[place] = block._replace(held=kind, owner=self._owner(issued_in))
 
     def use(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Mark tensors that are read or written now without a dispatched operator."""
+        """Record a use of tensors without a dispatched operator."""
         for tensor in tensors:
             self._see(tensor)
         self._await(tensors)
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the block of a tensor's memory; None if it has none on the device."""
+        """Return the block of a tensor's memory; None without memory on the device."""
         return self._storages.number_of(tensor.untyped_storage())
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -563,7 +562,7 @@ class Recorder:
         return out
 
     def _await(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Wait for functional collectives of used tensors that have not been waited for."""
+        """Wait for the pending functional collectives of used tensors."""
         for tensor in tensors:
             STREAMS.current.wait_event(self._pending.pop(_key(tensor), None))
 
@@ -579,7 +578,7 @@ class Recorder:
                 STREAMS.current.wait_event(event)
             return out
         call = call_of(func, args, kwargs)
-        # Evaluated before it runs: its outputs have no owner yet.
+        # Evaluated before the run, while the outputs have no owner.
         tracker = self.tracker
         communication = tracker.communication(call, tracker.issue_context()) if tracker and call else None
         self.use(tensors)
@@ -593,8 +592,8 @@ class Recorder:
         if func.namespace == "c10d" and not is_async(func, args, kwargs):
             self.events.append(issued)  # FSDP2 issues its collectives on its own streams
         else:
-            # As in NCCL: on a stream of the communicator, after its earlier collectives; users of the result wait for
-            # it.
+            # As in NCCL, the collective runs on a stream of the communicator, after earlier collectives; users of the
+            # result wait.
             stream = self._of_groups.setdefault(call.ranks, SimStream())
             stream.wait_stream(STREAMS.current)
             self.events.append(issued._replace(stream=stream.number))
@@ -607,7 +606,7 @@ class Recorder:
         return [(self._see(tensor), _num_bytes(tensor)) for tensor in tensors]
 
     def _see(self, tensor: torch.Tensor) -> int:
-        """Return the block of a tensor's storage; allocate it if it is new."""
+        """Return the block of a tensor's storage; allocate a new storage."""
         return self._storages.see(tensor.untyped_storage())
 
     def _allocate(self, size: int, is_resized: bool = False) -> int:
@@ -625,7 +624,7 @@ class Recorder:
             self.events.append(Freed(block.number))
 
     def _owner(self, issued_in: IssueContext | None) -> str:
-        """Return the module's name; the module of a backward node is found among all that have run once."""
+        """Return the module's name; the module of a backward node is one that has already run."""
         if issued_in is None or self.tracker is None:
             return ""
         position = issued_in.position
@@ -651,18 +650,18 @@ def _held(issued_in: IssueContext | None) -> str:
 
 
 class Sent:
-    """Messages that were requested together.
+    """Messages of one request.
 
     Args:
-        event: happens when all of them have ended; None in a step that is not recorded.
-        tensors: kept by NCCL's work until it is waited for.
+        event: event at the end of all messages; None in an unrecorded step.
+        tensors: the messages' tensors, which NCCL's work keeps until the wait.
     """
 
     def __init__(self, event: SimEvent | None, tensors: Sequence[torch.Tensor]) -> None:
         self._event, self.tensors = event, tensors
 
     def wait(self) -> None:
-        """Have the current stream wait for them."""
+        """Let the current stream wait for the messages."""
         STREAMS.current.wait_event(self._event)
         self.tensors = ()
 
@@ -670,8 +669,8 @@ class Sent:
 class StageMessages:
     """Messages of one rank's stages, among the events of a recorder.
 
-    torch requests sends alone, or receives alone, one by one: NCCL runs them on a communicator of the two ranks, whose
-    stream runs them in order. Both together run at once, on the communicator of the whole group.
+    torch requests only sends, or only receives, one by one: NCCL runs these in order on the stream of a communicator of
+    the two ranks. Sends together with receives run at once, on the communicator of the whole group.
     """
 
     def __init__(self, recorder: Recorder, rank: int) -> None:
@@ -681,7 +680,7 @@ class StageMessages:
         self._num_batches = 0
 
     def on(self) -> contextlib.AbstractContextManager[None]:
-        """Record messages of the block; the recorder must be on around it."""
+        """Record messages of the block; the recorder's `on()` must enclose the block."""
         return messages_of_stages(self._issue)
 
     def _issue(self, tensors: Sequence[torch.Tensor], messages: Sequence[CollectiveCall]) -> list[Sent]:
@@ -707,7 +706,7 @@ class StageMessages:
             communication = tracker.communication(message, tracker.issue_context(message))
             issued = _collective(communication, stream, (self._rank, message.peer))
             recorder.events.append(issued._replace(peer=message.peer, batch=self._num_batches))
-        # NCCL's watchdog releases the tensors of an ended work, which may not have been waited for.
+        # NCCL's watchdog releases the tensors of an ended work, even without a wait.
         if (last := self._last.get(communicator)) is not None:
             last.tensors = ()
         self._last[communicator] = Sent(stream.record_event(), tensors)

@@ -1,4 +1,4 @@
-"""A variant's step with its plan applied as for a measured one, recorded on the simulated device on one rank."""
+"""A variant's step with its plan applied as in a measurement, recorded on the simulated device on one rank."""
 
 import contextlib
 from collections import defaultdict
@@ -47,7 +47,7 @@ class RecordedRank(NamedTuple):
 
     Args:
         differing: ranks whose step may differ, with shards of other sizes or another part of the sequence.
-        busier: those of them with more work.
+        busier: the differing ranks with more work.
     """
 
     recording: Recording
@@ -63,8 +63,8 @@ def recorded_ranks(
     ranks: Sequence[int] | None,
     assume: Mapping[str, Assumption] | None = None,
 ) -> list[Recording]:
-    """Record the second step of some ranks, None for rank 0 and all that differ from it; of a pipeline also of all
-    ranks with its other stages. Raises like `recorded`.
+    """Record the second step of given ranks, or for None of rank 0 and all differing ranks; for a pipeline also of all
+    ranks with other stages. Raises the errors of `recorded`.
     """
     by_rank: dict[int, RecordedRank] = {}
     waiting = [0] if ranks is None else list(ranks)
@@ -90,7 +90,8 @@ def recorded(
     rank: int = 0,
     assume: Mapping[str, Assumption] | None = None,
 ) -> RecordedRank:
-    """Record the second step of a scenario on a mesh of any size; the first sets up streams, caches and the optimizer.
+    """Record the second step of a scenario on a mesh of any size; the first step sets up streams, caches and the
+    optimizer.
 
     Raises:
         UserError: the scenario has no step, its plan cannot work, or the step depends on values.
@@ -100,7 +101,7 @@ def recorded(
         raise UserError(f"scenario {name!r} has no step to simulate; add build_model and make_batch")
     if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
         raise UserError("CPU offload is not simulated; leave it out")
-    # Code that inductor compiles is recorded operator by operator, and fused into kernels at replay.
+    # Code for inductor is recorded operator by operator, and fused into kernels at replay.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
     assert scenario.build_model is not None
@@ -123,11 +124,11 @@ def recorded(
                 step = _built(scenario, context, built, shapes, values, recorder)
                 differing, busier = differing_ranks(step, batch.first, context), busier_ranks(step, context)
                 _run(step, context, shapes, values, recorder)
-                phases = step.phases  # of a step of the user's own, they are known once it has run
+                phases = step.phases  # the phases of the user's own step are known after its run
                 pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
                 if unused := sorted({*(assume or {})} - values.used):
                     raise UserError(
-                        f"--assume {unused[0]!r} is of no module that chooses, masks or reads a value that depends on "
+                        f"--assume {unused[0]!r} matches no module that chooses, masks or reads values that depend on "
                         "parameters; correct the pattern, or leave it out"
                     )
         finally:
@@ -159,7 +160,7 @@ def _one_sentence_errors() -> Iterator[None]:
     try:
         yield
     except Unsupported as error:
-        # Errors of torch's fake tensors are reported where they are switched off.
+        # Errors of torch's fake tensors are reported at the place that turns fake tensors off.
         where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "") or raised_at(error, True)
         who = "its step " if isinstance(error, NeedsValues) else ""
         raise UserError(f"it cannot be simulated: {who}{error}{f' ({where})' if where else ''}") from error
@@ -167,13 +168,17 @@ def _one_sentence_errors() -> Iterator[None]:
         raise UserError(f"it cannot be simulated: {error}") from error
     except Exception as error:
         untested = f" ({outside})" if (outside := outside_of_support(torch.__version__)) else ""
-        raise UserError(f"it cannot be simulated, its step raises {one_line_and_place(error)}{untested}") from error
+        raise UserError(
+            f"it cannot be simulated, since its step raises {one_line_and_place(error)}{untested}"
+        ) from error
 
 
 def _built(
     scenario: Scenario, context: RankContext, built: Any, shapes: ShapesOnly, values: KnownValues, recorder: Recorder
 ) -> TrainingStep:
-    """Make the step on tensors without values; its plan is applied before they have memory on the simulated device."""
+    """Make the step on tensors without values; the plan is applied before parameters have memory on the simulated
+    device.
+    """
 
     def give_memory(model: nn.Module, context: RankContext, built: Any, device: torch.device | None) -> None:
         allocate(model, context, device)
@@ -225,10 +230,10 @@ def _blocks(recorder: Recorder, tree: Any, kind: str) -> dict[int, str]:
 
 
 def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> tuple[int, ...]:
-    """Return ranks whose step may differ from rank 0's: with smaller shards, none, or another part of the sequence.
+    """Return ranks whose step may differ from rank 0's through smaller or no shards, or another part of the sequence.
 
-    Of each mesh dim along which ranks differ from rank 0, the last rank: it has the least, or for causal attention the
-    most work.
+    These are the last ranks along each mesh dim with differing ranks, which have the least work, or for causal
+    attention the most.
 
     Args:
         inputs: inputs of the global batch, (batch, sequence, ...).
@@ -245,16 +250,16 @@ def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankConte
 
 
 def busier_ranks(step: TrainingStep, context: RankContext) -> tuple[int, ...]:
-    """Return ranks with more work than rank 0, which has no smaller shard than any other."""
+    """Return ranks with more work than rank 0, which has the largest shards."""
     plan = step.plan.cp
     if plan is None or plan.rotate == ULYSSES or not shards_sequence(plan, context) or plan.balances:
         return ()
-    # Causal attention: the first rank sees one block of keys, the last one all of them.
+    # In causal attention, the first rank uses one block of keys, and the last rank all blocks.
     return (_ranks_along(context.mesh.mesh, context.mesh_dims.index(plan.mesh_dim))[-1],)
 
 
 def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]:
-    """Return the first of the ranks for each other set of shard sizes than the first rank's, by torch.chunk.
+    """Return the first rank with each set of shard sizes, by torch.chunk, that differs from the first rank's.
 
     >>> differing_along((0, 1, 2, 3), {10})
     [3]
@@ -267,10 +272,10 @@ def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]
 
 
 def _cuts_of_parameters(step: TrainingStep) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield ranks along a mesh dim, and the length that they split."""
+    """Yield ranks along a mesh dim, and the length that the ranks split."""
     for parameter in step.model.parameters():
         placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
-        # In the order in which they split a tensor dim: FSDP2, whose mesh dim is the outer one, cuts TP's shards.
+        # In the order of splits of a tensor dim: FSDP2, whose mesh dim is outer, cuts TP's shards.
         order = sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim]))
         local_shape = list(parameter.shape)
         for mesh_dim in order:

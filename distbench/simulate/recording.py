@@ -1,10 +1,10 @@
 """A recording of one rank's step, its file, and the child that makes it.
 
-It has the work that the rank issued to each stream, and its allocations, in program order. docs/hardware-files.md
+A recording has the rank's work on each stream, and its allocations, in program order. docs/hardware-files.md
 describes each field. The file is JSON line by line: the first line is its `Head`, each further line an event.
-Recordings of several ranks follow one another.
+Recordings of several ranks are in sequence.
 
-History of recording_version; a reader of version N reads all older ones:
+History of recording_version; a reader of version N also reads all older versions:
     1: first version.
     2: more ranks than rank 0, each with its own head and `rank`; `case_id` and `params`; a collective's `op`.
     3: pipelines: `pipeline` of the head; messages, which are collectives with a `peer` and a `batch`.
@@ -47,11 +47,11 @@ class PipelineFacts:
     """Properties of a step's pipeline.
 
     Args:
-        mesh_dim: along which ranks have different stages.
-        schedule: by its name in `spec.pipeline_plan`.
-        num_stages: over all ranks.
+        mesh_dim: mesh dim along which ranks have different stages.
+        schedule: name of the schedule in `spec.pipeline_plan`.
+        num_stages: number of stages over all ranks.
         microbatches: number of parts of a rank's batch.
-        least_idle_share: of a step, if stages take equally long and messages no time; None if unknown.
+        least_idle_share: idle share of a step with stages of equal time and messages of no time; None if unknown.
     """
 
     mesh_dim: Name
@@ -67,14 +67,14 @@ class Head:
 
     Args:
         variant: the axes of the scenario's variant, as in its label; empty without axes.
-        mesh: mesh dim name to ranks, outermost first; the last one's ranks are neighbours.
-        torch: its version.
-        batch_size, num_tokens: of the global batch; no tokens if the scenario sets none.
+        mesh: mesh dim name to ranks, outermost first; ranks of the last mesh dim are neighbours.
+        torch: torch's version.
+        batch_size, num_tokens: samples and tokens of the global batch; tokens are None if the scenario sets none.
         microbatches: number of parts of a rank's batch.
         compiled: names of the modules that the plan compiles; their operators are recorded uncompiled.
         rank: the recorded rank.
-        case_id: of the case of a measured run of the same step; `params` are that case's.
-        pipeline: the stages on its ranks, if it is a pipeline; all ranks along its mesh dim are recorded.
+        case_id: id of the same step's case in a measured run, whose parameters are `params`.
+        pipeline: properties of a pipeline, of which all ranks along its mesh dim are recorded; None without a pipeline.
         assumed: a phrase for each value that `--assume` gave.
     """
 
@@ -96,12 +96,12 @@ class Head:
 
     @property
     def label(self) -> str:
-        """The scenario's name and the variant, if there is one."""
+        """The scenario's name, and the variant if any."""
         return f"{self.scenario}/{self.variant}" if self.variant else self.scenario
 
 
 class StepBegun(NamedTuple):
-    """Begin of a step: number 1 sets things up, number 2 is recorded with its operators."""
+    """Start of a step: step 1 sets up streams, caches and the optimizer, step 2 is recorded with its operators."""
 
     number: Count
 
@@ -112,11 +112,11 @@ class Operator(NamedTuple):
     Args:
         name: torch's dispatched operator, such as "aten.mm.default".
         flops: floating point operations; causal attention counts half.
-        num_bytes: read and written.
-        reads, writes: (block, bytes) of each tensor.
+        num_bytes: bytes read and written.
+        reads, writes: (block, bytes) of each tensor read or written.
         phase: "forward", "backward" or "optimizer".
-        owner: the module's name; empty for the root, or if unknown.
-        attention: [queries, keys, whether it is causal (0 or 1)]; empty for other operators.
+        owner: the module's name; empty for the root or an unknown module.
+        attention: [queries, keys, 1 if causal else 0]; empty for other operators.
     """
 
     stream: Count
@@ -137,12 +137,13 @@ class Collective(NamedTuple):
     `observe.module_attribution.Communication`.
 
     Args:
-        ranks: of its group, counted from the group's first, as (count, stride) of nested loops, outermost first: [[4,
-            8], [8, 1]] is 0 to 31; a group that is not such loops lists its ranks as [[1, rank], ...].
+        ranks: ranks of the group relative to the first, as (count, stride) of nested loops, outermost first: [[4, 8],
+            [8, 1]] is 0 to 31; other groups list their ranks as [[1, rank], ...].
         op: torch's name, such as "c10d._allgather_base_"; empty in recordings of version 1.
-        peer: for a message, global rank of the other end; None for a collective. The nth message of a rank to
-            another is the nth one that the other receives from it.
-        batch: for a message: messages of a rank with the same number begin and end together; they are consecutive.
+        peer: for a message, global rank of the other end; None for a collective. The nth message from a rank to a peer
+            is the nth message that the peer receives from this rank.
+        batch: for a message, number of its batch; a rank's messages of one batch are consecutive, and start and end
+            together.
     """
 
     stream: Count
@@ -171,14 +172,14 @@ class EventRecorded(NamedTuple):
 
 
 class EventWaited(NamedTuple):
-    """Later work on the stream begins after the event."""
+    """Wait of a stream for an event before all later work."""
 
     stream: Count
     event: Count
 
 
 class HostWaited(NamedTuple):
-    """The host issues nothing until the stream is empty."""
+    """Wait of the host, which issues no work until the stream is empty."""
 
     stream: Count
 
@@ -301,7 +302,7 @@ def load_recordings(path: Path) -> list[Recording]:
     first = ranks[0][1]
     for number, head, count, events in ranks:
         if count is not None and len(events) != count:
-            raise _damaged(path, number, f"it has {len(events):,} of its {count:,} events: it was cut short")
+            raise _damaged(path, number, f"the file ends after {len(events):,} of {count:,} events")
         if (head.scenario, head.variant, head.mesh) != (first.scenario, first.variant, first.mesh):
             raise _damaged(path, number, f"{head.label} is another step than {first.label}, but a file has one step")
         _require_order(events, path, number + 1)
@@ -319,18 +320,20 @@ def _head(record: dict[str, Any], path: Path) -> Head:
         raise UserError(f"{path} {_NO_RECORDING}")
     head = decode(record, Head)
     if head.pipeline is not None and head.pipeline.mesh_dim not in head.mesh:
-        raise ValueError("pipeline: mesh_dim is not one of the mesh")
+        raise ValueError("pipeline.mesh_dim is not a mesh dim of the mesh")
     if (world_size := math.prod(head.mesh.values())) > MAX_WORLD_SIZE:
         raise ValueError(f"its mesh has more than {MAX_WORLD_SIZE:,} ranks")
     if head.rank >= world_size:
-        raise ValueError(f"rank is {head.rank}, not one of the mesh's")
+        raise ValueError(f"rank {head.rank} is not in the mesh")
     return head
 
 
 def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(file, start=1):
         if number > MAX_LINES or len(line) > MAX_LINE_BYTES:
-            raise UserError(f"recording {path}, line {number}: it is longer than any recording; record the step again")
+            raise UserError(
+                f"recording {path}, line {number}: the line is longer than any recording's; record the step again"
+            )
         try:
             record = parse_json(line.rstrip(b"\n"))
         except ValueError as error:
@@ -352,12 +355,12 @@ def _event(record: dict[str, Any]) -> Event:
         if num_ranks != event.group_size:
             raise ValueError(f"ranks lists {num_ranks} ranks, but group_size is {event.group_size}")
         if event.peer is not None and event.kind not in ("send", "recv"):
-            raise ValueError(f"peer is {event.peer}, and a message is a send or a recv")
+            raise ValueError(f"peer is {event.peer}, but a message is a send or a recv")
     return event
 
 
 def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None:
-    """Check that blocks are freed once, after their allocation, and that a step follows the one that sets things up."""
+    """Check that blocks are freed once, after their allocation, and that a second step follows the first."""
     alive: set[int] = set()
     for number, event in enumerate(events, start=first_line):
         if isinstance(event, Allocated):
@@ -366,7 +369,7 @@ def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None
             alive.add(event.block)
         elif isinstance(event, Freed):
             if event.block not in alive:
-                raise _damaged(path, number, f"block {event.block} is freed and not allocated")
+                raise _damaged(path, number, f"block {event.block} is freed, but not allocated")
             alive.remove(event.block)
     if not any(isinstance(event, StepBegun) and event.number > 1 for event in events):
         raise UserError(f"recording {path} has no step; record it again")
@@ -377,7 +380,7 @@ def _damaged(path: Path, number: int, wrong: str) -> UserError:
 
 
 class RecordedSteps(NamedTuple):
-    """Recordings of the ranks of each variant of a job; or, by its label, the reason why it has none."""
+    """Recordings of the ranks of each variant of a job, or by label the reason why a variant has none."""
 
     recordings: list[Recording]
     left_out: dict[str, str]
@@ -389,14 +392,14 @@ def record_steps(
     ranks: Sequence[int] | None = (0,),
     assume: Mapping[str, Assumption] | None = None,
 ) -> list[RecordedSteps]:
-    """Record a step of every variant of each job, on some ranks; all jobs run in one process, one after another.
+    """Record a step of every variant of each job on the given ranks; all jobs run in one process, one after another.
 
     Args:
-        ranks: None for rank 0 and those whose step may differ from it, such as with other shards.
+        ranks: recorded ranks; None for rank 0 and ranks whose step may differ, for example in shards.
         assume: see `assumptions_of`.
 
     Raises:
-        UserError: none of a job's variants can be simulated (it has no step, its plan cannot work, its model needs
+        UserError: no variant of a job can be simulated (it has no step, its plan cannot work, or its model needs
             values), or the process failed.
     """
     names = ", ".join(job.scenario for job in jobs)
@@ -406,7 +409,7 @@ def record_steps(
             (folder, json.dumps(ranks), json.dumps(assume or {})),
             given=[job.to_record() for job in jobs],
             timeout_s=timeout_s,
-            failure=f"no step of {names} was recorded: {{why}}; check it with distbench check",
+            failure=f"no step of {names} was recorded ({{why}}); check with distbench check",
         )
         steps = []
         for of_job in answer:

@@ -1,4 +1,4 @@
-"""A recording on a machine: its step's time and memory, and the assumptions."""
+"""A recording on a machine: the step's time and memory, and the assumptions."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,19 @@ from distbench.simulate.recording import SCHEDULE, Operator, Recording, ranks_of
 from distbench.spec.plan import folded
 
 NOT_SIMULATED = (
-    "each rank is simulated alone, at the speed of the slowest device, and does not wait for others within the step",
-    "concurrent work is not slowed down: kernels and collectives share neither SMs nor memory bandwidth",
-    "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
+    "each rank is simulated alone, at the speed of the slowest device, and does not wait for other ranks within the "
+    "step",
+    "concurrent work is not slowed down, since kernels and collectives share neither SMs nor memory bandwidth",
+    "memory outside of torch's allocator is not counted (the device's context, NCCL's buffers, libraries' workspaces)",
 )
 IN_PIPELINES = (
-    "ranks of a pipeline wait for one another's messages; each is as fast as the slowest device, and its other "
+    "ranks of a pipeline wait for one another's messages; each rank is as fast as the slowest device, and its other "
     "collectives do not wait for other ranks"
 )
 NOT_ON_HOST = (
-    "the host runs operators and collectives sequentially, each for its time measured while all ranks ran it",
+    "the host runs operators and collectives sequentially, with times that were measured while all ranks ran them",
     NOT_SIMULATED[0],
-    "memory is that of an accelerator's allocator: a CPU's has other rules",
+    "memory is that of an accelerator's allocator, while a CPU's allocator has other rules",
 )
 
 
@@ -39,7 +40,7 @@ class SimulatedRanks:
 
     @cached_property
     def timed(self) -> dict[int, TimedStep]:
-        """Each rank's step. Raises like `replay_together`."""
+        """Each rank's step. Raises the errors of `replay_together`."""
         steps = replay_together(self.recordings, self.hardware)
         return {recording.head.rank: timed for recording, timed in zip(self.recordings, steps, strict=True)}
 
@@ -51,7 +52,7 @@ class Simulation:
     Args:
         expandable: whether the allocator runs with `expandable_segments:True`.
         float8: patterns of the modules that were changed to float8 in the recording.
-        ranks: those of the rank's pipeline, including itself; None for a single rank.
+        ranks: all ranks of the rank's pipeline; None for a single rank.
     """
 
     recording: Recording
@@ -64,7 +65,9 @@ class Simulation:
     def all_of(
         cls, recordings: Sequence[Recording], hardware: Hardware, expandable: bool, float8: tuple[str, ...]
     ) -> "list[Simulation]":
-        """Make simulations of ranks and variants, those of a pipeline together, with the matching modules in float8."""
+        """Return simulations of ranks and variants with the matching modules in float8; a pipeline's ranks share a
+        clock.
+        """
         changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
         together: dict[tuple[str, tuple[int, ...]], list[Recording]] = defaultdict(list)
         for recording in changed:
@@ -89,7 +92,7 @@ class Simulation:
 
     @cached_property
     def memory_here(self) -> MemoryUse:
-        """Memory use within this machine's memory; the same if that suffices."""
+        """Memory use within this machine's memory; equal to `memory` if the machine's memory suffices."""
         return self._memory_within(self.hardware["memory_bytes"])
 
     @cached_property
@@ -111,10 +114,10 @@ class Simulation:
 
     @property
     def model_share(self) -> float:
-        """MFU: 3 times forward's operations (once without backward), relative to the device's bf16 peak.
+        """MFU: 3 times forward's operations (1 time without backward), relative to the device's bf16 peak.
 
-        For a pipeline, of all its ranks relative to all peaks. Causal attention is counted half, recomputation not at
-        all.
+        A pipeline's MFU is that of all its ranks relative to all peaks. Causal attention counts half; recomputation
+        does not count.
         """
         passes = 3 if {"backward", SCHEDULE} & {*self.recording.head.phases} else 1
         return self._share("forward", passes)
@@ -193,7 +196,7 @@ class Simulation:
         return self.ranks or SimulatedRanks([self.recording], self.hardware)
 
     def _share(self, phase: str | None = None, passes: int = 1) -> float:
-        """Return the operations times `passes`, relative to the bf16 peak; of a pipeline's ranks, the mean."""
+        """Return the operations times `passes` relative to the bf16 peak; for a pipeline, the mean over ranks."""
         ranks = self._together.recordings
         operators = [event for recording in ranks for event in recording.step if isinstance(event, Operator)]
         flops = sum(operator.flops for operator in operators if phase in (None, operator.phase)) // len(ranks)
@@ -216,12 +219,12 @@ def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
 
 
 def slowest(simulations: Sequence[Simulation]) -> Simulation:
-    """Return the rank whose step takes longest, the first of several: others wait for it."""
+    """Return the rank whose step takes longest, the first of several; other ranks wait for this rank."""
     return max(simulations, key=lambda simulation: simulation.timed.step_s)
 
 
 def fullest(simulations: Sequence[Simulation]) -> Simulation:
-    """Return the rank that reserves most memory, of several the one with most live memory."""
+    """Return the rank that reserves most memory; of several, the rank with most live memory."""
     return max(simulations, key=lambda simulation: (simulation.memory.reserved_bytes, simulation.memory.live_bytes))
 
 

@@ -24,7 +24,7 @@ from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest,
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import DAY_S, unique_stem
 
-# Shorter pauses of the operators than this share of a step are not drawn.
+# Pauses between operators below this share of a step are not drawn.
 LEAST_PAUSE = 1e-4
 MAX_ALIVE = 24
 
@@ -35,15 +35,17 @@ def write_simulated_run(
     """Write the steps of one scenario on one machine below a results folder; return the run file.
 
     Args:
-        environment: the environment of the simulation: commit, Python.
-        started_at: when the command began, seconds since the epoch.
+        environment: environment of the simulation, such as commit and Python.
+        started_at: start of the command, seconds since the epoch.
 
     Raises:
         UserError: the folder cannot be written, or a step takes longer than a run file supports.
     """
     longest_s = max(simulation.timed.step_s for simulation in simulations)
     if longest_s > DAY_S:
-        raise UserError(f"a step would take {longest_s:.3g} s, more than a day; check the hardware file and --mesh")
+        raise UserError(
+            f"the simulated step takes {longest_s:.3g} s, more than a day; check the hardware file and --mesh"
+        )
     hardware, head = simulations[0].hardware, simulations[0].recording.head
     commit = str(environment.get("git_commit") or "nogit")[:8]
     run_id = unique_stem(started_at, commit, slug(head.scenario))
@@ -157,7 +159,7 @@ def _case(ranks: Sequence[Simulation]) -> Record:
 
 
 def _bubbles(ranks: Sequence[Simulation]) -> Record:
-    """Return a pipeline's idle seconds on the rank whose parts are given, and each rank's share of the step."""
+    """Return a pipeline's idle seconds on the first rank, and each rank's idle share of the step."""
     if (pipeline := ranks[0].recording.head.pipeline) is None:
         return {}
     return {
@@ -168,14 +170,14 @@ def _bubbles(ranks: Sequence[Simulation]) -> Record:
 
 
 def _case_id(head: Head) -> str:
-    """Return the case id of a measured run; recordings of version 1 lack it."""
+    """Return the case id of a measured run, which recordings of version 1 lack."""
     return head.case_id or f"step/{head.label}"
 
 
 def _phase_spans(step: Simulation) -> list[tuple[str, float, float]]:
-    """Return consecutive (phase, start, end); together they are the step.
+    """Return consecutive (phase, start, end), which make up the step.
 
-    Those of several micro-batches alternate. A phase ends with its last operator on the default stream.
+    Phases of several micro-batches alternate. A phase ends with its last operator on the default stream.
     """
     is_pipeline = step.recording.head.pipeline is not None
     ends: list[tuple[str, float]] = []

@@ -18,7 +18,7 @@ CALLED = {
     "optimizer": "optimizer state",
     "buffers": "buffers",
     "batch": "batch",
-    "cache": "keys and values that are kept",
+    "cache": "cached keys and values",
     "fsdp": "gathered parameters and reductions of FSDP",
     "activations": "activations of",
     "backward": "of backward:",
@@ -27,7 +27,7 @@ CALLED = {
 
 
 def blocks_of(ranks: Sequence[Simulation]) -> list[Block]:
-    """All tables of one simulated step, from its simulated ranks: time of the slowest, memory of the fullest one."""
+    """Return all tables of one simulated step: time of the slowest rank, memory of the fullest rank."""
     simulation, memory = slowest(ranks), fullest(ranks)
     return [
         Heading(f"{simulation.recording.head.label}, simulated on {simulation.hardware.name}"),
@@ -53,12 +53,12 @@ def _ranks(ranks: Sequence[Simulation]) -> Table:
         ("reserved", lambda simulation: size_text(simulation.memory.reserved_bytes)),
         ("alive", lambda simulation: size_text(simulation.memory.live_bytes)),
     )
-    notes = ["the step time is that of the slowest rank; every other rank equals one of these"]
+    notes = ["the step time is the slowest rank's; every other rank equals a rank of this table"]
     return table_of("ranks of the pipeline" if is_pipeline else "ranks that differ", columns, ranks, notes)
 
 
 def _answer(simulation: Simulation, full: Simulation) -> tuple[str, ...]:
-    """Step time, memory of capacity, and the largest exposed communication."""
+    """Return lines on step time, memory, and the largest exposed communication."""
     head, memory = simulation.recording.head, full.memory
     unit, shares = "tokens" if head.num_tokens else "samples", (simulation.model_share, simulation.hardware_share)
     mfu, hfu = (f"{100 * share:.1f} %" for share in shares)
@@ -80,7 +80,7 @@ def _answer(simulation: Simulation, full: Simulation) -> tuple[str, ...]:
 
 
 def _setting(simulation: Simulation, full: Simulation, ranks: Sequence[Simulation]) -> tuple[str, ...]:
-    """Mesh, size of the model and the batch, and the ranks that were simulated."""
+    """Return lines on mesh, size of the model and the batch, and the simulated ranks."""
     head = simulation.recording.head
     world_size, per_node = simulation.recording.world_size, simulation.hardware.devices_per_node
     nodes = f"{count_text(-(-world_size // per_node), 'node')} of {per_node}" if world_size > per_node else "1 node"
@@ -96,21 +96,22 @@ def _setting(simulation: Simulation, full: Simulation, ranks: Sequence[Simulatio
         least = f"; {100 * least:.1f} % with stages of equal time" if (least := pipeline.least_idle_share) else ""
         sentences.append(
             f"{pipeline.schedule} of {count_text(pipeline.num_stages, 'stage')} and {parts}: bubbles are "
-            f"{100 * sum(shares) / len(shares):.1f} % of the step per rank{least}; rank {full_rank} "
-            "needs the most memory"
+            f"{100 * sum(shares) / len(shares):.1f} % of the step per rank{least}; rank {full_rank} needs most memory"
         )
     elif len(ranks) > 1 or head.rank:
         listed = ", ".join(f"{of_rank.recording.head.rank:,}" for of_rank in ranks)
-        sentences.append(f"simulated ranks {listed}: {head.rank:,} is the slowest, {full_rank} needs the most memory")
+        sentences.append(f"simulated ranks {listed}: {head.rank:,} is the slowest, {full_rank} needs most memory")
     return tuple(sentences)
 
 
 def _memory_warning(simulation: Simulation) -> list[str]:
-    """Why the step does not fit, or barely fits; empty if it fits."""
+    """Return a warning if the step does not fit or barely fits; [] if it fits."""
     capacity, memory = size_text(simulation.hardware["memory_bytes"]), simulation.memory_here
     if memory.out_of_memory is not None:
         missing = size_text(memory.out_of_memory)
-        return [f"warning: out of memory: the step does not fit into {capacity}; an allocation of {missing} fails"]
+        return [
+            f"warning: out of memory, since the step does not fit into {capacity}; an allocation of {missing} fails"
+        ]
     if memory.num_retries:
         times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
         return [f"warning: the step fits into {capacity} only because the allocator frees its cache {times}"]
@@ -123,7 +124,7 @@ def _memory_warning(simulation: Simulation) -> list[str]:
 
 def _time(simulation: Simulation) -> Table:
     parts, head = simulation.parts, simulation.recording.head
-    # A group of one rank moves nothing.
+    # A group of one rank communicates nothing.
     communication_s = {name: seconds for name, seconds in parts.communication_s.items() if seconds > LEAST_S}
     exposed = [
         (f"exposed communication over {name}", seconds)
@@ -179,7 +180,7 @@ def _memory(simulation: Simulation) -> Table:
     mode = "expandable_segments:True" if simulation.expandable else "its default settings"
     note = (
         f"the allocator, with {mode}, rounds this up to {size_text(memory.allocated_bytes)} and reserves "
-        f"{size_text(memory.reserved_bytes)}: streams share no pool, and free blocks may be too small"
+        f"{size_text(memory.reserved_bytes)}, since streams share no pool and free blocks may be too small"
     )
     return capped(Table("alive at the peak", ("<what", "bytes"), rows, [note]), MAX_ROWS + 4, "more: --format json")
 
@@ -196,8 +197,8 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
         sentences.append(f"not in hardware file {hardware.name}, and extrapolated: {taken}")
     if simulation.recording.head.compiled:
         sentences.append(
-            "torch.compile is modelled by a rule: memory-bound operators between two matmuls are one kernel; tensors "
-            "that backward does not need are freed"
+            "torch.compile is modelled by rules: memory-bound operators between two matmuls are one kernel, and "
+            "tensors that backward does not need are freed"
         )
     sentences += [f"assumed: {text}; all ranks make the same choices" for text in simulation.recording.head.assumed]
     return (*sentences, *simulation.not_simulated)

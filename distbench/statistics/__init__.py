@@ -1,1 +1,1 @@
-"""All comparisons: intervals, families of tests, change points. Arrays in, arrays out."""
+"""All comparisons of arrays: intervals, families of tests, change points."""

@@ -1,9 +1,9 @@
 """Change points of all cases of a scenario at once, compared with the same launches in random order.
 
 A cut of a series explains a share of its sum of squares. A change is a cut that explains more than the best cut of any
-case does when launches are permuted, all cases together (maxT of Westfall and Young, 1993). Neighbouring launches share
-the machine's drift, which is nearly the same for all cases. So the median over all cases is subtracted from each launch
-first. The median is a separate series, whose launches are permuted in blocks of neighbours.
+case after a joint permutation of all cases' launches (maxT of Westfall and Young, 1993). Neighbouring launches share
+the machine's drift, which is nearly the same for all cases, so the median over all cases is first subtracted from each
+launch. The median is a separate series, whose launches are permuted in blocks of neighbours.
 """
 
 import math
@@ -20,12 +20,12 @@ from distbench.statistics.intervals import Floats
 Cuts = tuple[Floats, NDArray[np.int64]]
 Search = Callable[[Floats], Cuts]
 
-MIN_LAUNCHES = 3  # on each side of a change: fewer are outliers
+MIN_LAUNCHES = 3  # on each side of a change; fewer launches are outliers
 LEVEL = 0.05  # probability of any false change, over all cases of a scenario
-# Shares of that: for the median of all cases, whose blocks have fewer orders; for each case's own cuts; for temporary
+# Shares of LEVEL: for the median of all cases, whose blocks have fewer orders; for each case's own cuts; for temporary
 # levels between two cuts.
 SHARED_LEVEL, OWN_LEVEL, STRETCH_LEVEL = 0.035, 0.01, 0.005
-MIN_CASES = 5  # for a median; with fewer cases the machine's drift stays in each case
+MIN_CASES = 5  # for a median; with fewer cases the drift stays in each case
 MIN_STEADY = 3  # cases without their own change that such a median needs
 BLOCK = 3  # neighbouring launches that stay together if the machine's drift is in the series
 MIN_BLOCKS = 6  # fewer have too few orders to distinguish a change from drift
@@ -38,13 +38,13 @@ MAD_TO_SD = 1 / 0.6745
 
 @dataclass(frozen=True)
 class ChangePoints:
-    """Columns of launches at which levels change: the first of each new level.
+    """Columns of launches at which levels change: the first launch of each new level.
 
     Args:
-        own: changes of each case, in addition to the shared ones.
-        shared: changes of the median over all cases; empty if there are fewer than MIN_CASES.
-        own_share: the share of a case's sum of squares that a split must explain; nan if nothing could be tested.
-        shared_share: the share of the sum of squares of the median over all cases.
+        own: changes of each case, in addition to the shared changes.
+        shared: changes of the median over all cases; empty for fewer than MIN_CASES cases.
+        own_share: the share of a case's sum of squares that a split must explain; nan without a test.
+        shared_share: the same share for the median over all cases.
     """
 
     own: list[list[int]]
@@ -67,7 +67,7 @@ def change_points(logs: Floats) -> ChangePoints:
     own_cuts, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
     steady = [not cuts for cuts in own_cuts]
     if MIN_STEADY <= sum(steady) < len(rows):
-        # Cases that changed moved the median, and thereby every other case.
+        # Changed cases moved the median, and thereby every other case.
         common = np.nanmedian(rows[steady], axis=0)
         own_cuts, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
     [shared], shared_share = _changes(common[None], BLOCK, {best_cut: SHARED_LEVEL})
@@ -85,7 +85,7 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
     def cuts_of(row: Floats, start: int, stop: int) -> list[int]:
         if stop - start < 2 * MIN_LAUNCHES:
             return []
-        # One cut first: a second one would follow the noise.
+        # One cut first, since a second cut would follow the noise.
         for search, least in zip(levels, critical(start, stop), strict=True):
             shares, cuts = search(row[None, start:stop])
             if shares[0] > least:
@@ -98,13 +98,15 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
 
 
 def best_cut(rows: Floats) -> Cuts:
-    """Return for each row the largest share of its sum of squares that one cut explains, and its column, [rows, 1]."""
+    """Return for each row the largest share of its sum of squares that one cut explains, and the cut's column, [rows,
+    1].
+    """
     gain = _gains(rows, 1)[:, 0, 1:-1]
     return gain.max(axis=1, initial=0.0), gain.argmax(axis=1)[:, None] + 1
 
 
 def two_cuts(rows: Floats) -> Cuts:
-    """Return the largest share that an interval which differs from the rest explains, and its two ends, [rows, 2].
+    """Return the largest share that an interval different from the rest explains, and the interval's ends, [rows, 2].
 
     This is circular binary segmentation (Olshen et al., Biostatistics 5, 2004), which finds temporary levels.
     """
@@ -118,7 +120,7 @@ def _gains(rows: Floats, num_first: int) -> Floats:
     """Return the share that each interval of columns explains, [rows, first, one past the last]; 0 if not allowed.
 
     Args:
-        num_first: number of first columns: 1 for intervals that begin with the series.
+        num_first: number of first columns, 1 for intervals from the start of the series.
     """
     is_known = np.isfinite(rows)
     values = np.where(is_known, rows, 0.0)
@@ -137,13 +139,13 @@ def _gains(rows: Floats, num_first: int) -> Floats:
 
 
 def _explained_by_chance(rows: Floats, block: int, levels: Mapping[Search, float]) -> list[float]:
-    """Share that the best cuts of any row exceed with each search's probability; nan for too few launches."""
+    """Return the share that the best cuts of any row exceed with each search's probability; nan if too few launches."""
     num_launches = rows.shape[1]
     if num_launches < max(2 * MIN_LAUNCHES, MIN_BLOCKS * block if block > 1 else 0):
         return [math.nan] * len(levels)
     draw = np.random.default_rng(SEED)
     orders = np.array([_order(num_launches, block, draw) for _ in range(NUM_ORDERS)])
-    # Many orders at a time, as rows of one search: a search of two cuts has one number per row and pair of launches.
+    # Many orders at a time are rows of one search; a search of two cuts has one number per row and pair of launches.
     num_pieces = math.ceil(NUM_ORDERS * len(rows) * (num_launches + 1) ** 2 / NUMBERS_AT_ONCE)
     pieces = np.array_split(orders, min(num_pieces, NUM_ORDERS))
     least = []

@@ -16,7 +16,7 @@ SUMMARY = ("median_s", "q1_s", "q3_s", "p95_s", "min_s", "p50_s", "p90_s", "p99_
 MIN_FOR_QUARTILES = 4
 MIN_FOR_P95 = 20  # with fewer, the 95th percentile is the maximum
 MIN_FOR_MEAN_CI = 5
-# The largest of this many independent samples exceeds that percentile with 95 % probability: 1 - q^n >= 0.95.
+# The largest of this many independent samples exceeds the percentile with 95 % probability: 1 - q^n >= 0.95.
 MIN_FOR_PERCENTILE = {50: 5, 90: 29, 99: 299}
 
 
@@ -31,9 +31,9 @@ class Interval(NamedTuple):
 def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
     """Return the columns of SUMMARY, in seconds, one element per case; nan for a case without enough samples.
 
-    Quartiles, interpolated between order statistics, show how samples spread, not the error of the median, since
+    Quartiles, interpolated between order statistics, show the spread of samples, not the error of the median, since
     neighbouring samples depend on each other. p50 to p99 are nearest-rank percentiles, so each is a measured sample;
-    they are nan below MIN_FOR_PERCENTILE samples.
+    percentiles are nan below MIN_FOR_PERCENTILE samples.
     """
     counts = counts_of(samples)
     out = {name: np.full(len(samples), np.nan) for name in SUMMARY}
@@ -58,7 +58,7 @@ def counts_of(samples: Sequence[Sequence[float]]) -> Ints:
 
 
 def side_of_bound(low: Floats, high: Floats, bound: float) -> Ints:
-    """Return 1 where the whole 95 % interval is above the bound, -1 where it is below, else 0 ("within noise").
+    """Return 1 if the whole 95 % interval is above the bound, -1 if it is below, else 0 ("within noise").
 
     The bound is 1 for a ratio, 0 for a difference of logarithms. nan gives 0.
     """
@@ -66,20 +66,20 @@ def side_of_bound(low: Floats, high: Floats, bound: float) -> Ints:
 
 
 def margin_of(ratio: Interval) -> Floats:
-    """Distance of the interval's nearest bound from one, as a factor; 1.0 if it contains one or is unknown."""
+    """Return the interval bound nearest to 1 as a factor; 1.0 if the interval contains 1 or is unknown."""
     return np.nan_to_num(np.maximum(np.fmax(1 / ratio.high, ratio.low), 1.0), nan=1.0)
 
 
 def geometric_mean(values: Floats) -> float:
-    """Return the geometric mean of the positive, finite values; nan for none."""
+    """Return the geometric mean of the positive, finite values; nan without values."""
     kept = values[np.isfinite(values) & (values > 0)]
     return float(np.exp(np.log(kept).mean())) if kept.size else float("nan")
 
 
 def geometric_mean_with_ci(values: Floats) -> tuple[float, float, float]:
-    """Return the geometric mean over cases, and the bounds of its 95 % interval: Student's t of the logarithms.
+    """Return the geometric mean over cases, and the bounds of its 95 % interval by Student's t of the logarithms.
 
-    The interval shows how far the mean would move with other cases. Below MIN_FOR_MEAN_CI cases its bounds are nan.
+    The interval is the uncertainty of the mean for other cases. Below MIN_FOR_MEAN_CI cases the bounds are nan.
     """
     from scipy.special import stdtrit  # ranks import this file but do not call this function
 
@@ -99,8 +99,8 @@ def median(values: Sequence[float]) -> float:
 def median_ci_ranks(count: int) -> tuple[int, int]:
     """Return 0-based ranks of the order statistics that bound the median with at least 95 % confidence.
 
-    Distribution-free: the number of samples below the median is Binomial(count, 1/2) (Conover, Practical
-    Nonparametric Statistics, 3.2). Below 6 samples no pair of ranks reaches 95 %; then the extremes are returned.
+    The method is distribution-free: the number of samples below the median is Binomial(count, 1/2) (Conover, Practical
+    Nonparametric Statistics, 3.2). Below 6 samples no pair of ranks reaches 95 %, and the extremes are returned.
     """
     if count < 6:
         return 0, count - 1

@@ -3,7 +3,7 @@
 Times drift over a launch, so the pass is the unit: a case has one value per pass, and the cases of a pass are measured
 in random order. The null distribution is the largest statistic over all rows of the table when each pass's differences
 keep or change their signs together (single-step maxT of Westfall and Young, 1993); its error rate is valid for any
-noise. Rows that clearly differ take part by their residuals, so that they do not widen other intervals.
+noise. Rows that clearly differ take part by their residuals, so that other intervals stay narrow.
 """
 
 import math
@@ -22,7 +22,7 @@ from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 # Error rate of a table. Reports guarantee 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a
 # verdict, at 2 % one in seventeen, and equally many slowdowns by 10 and 20 % were detected (docs/statistics.md).
 ALPHA = 0.02
-MIN_PASSES = 8  # fewer have too few choices of signs for a family of tests
+MIN_PASSES = 8  # fewer passes have too few choices of signs for a family of tests
 CLEAR = 0.001  # two-sided p of a row's own t test below which it clearly differs
 MAX_ADVISED = 1000  # most passes that a sentence recommends
 LUCK = 0.84  # standard normal deviations: four times in five
@@ -31,16 +31,16 @@ BASELINE, TOO_FEW = "baseline", "too few passes"
 
 @dataclass(frozen=True)
 class PassComparison:
-    """Rows of one table, each compared with its reference; one element per row, nan if there is nothing to compare.
+    """Rows of one table, each compared with its reference; one element per row, nan without a comparison.
 
     Args:
-        ratio: of the row's time to its reference's: geometric mean over the passes that both have.
-        low: lower bound of the ratio, at least 95 % for all rows together, from the error that the verdict uses.
-        high: upper bound.
-        num_passes: passes that both have.
+        ratio: the row's time divided by its reference's, as geometric mean over the passes that both have.
+        low: lower bound of the ratio, with at least 95 % confidence for all rows together, from the verdict's error.
+        high: upper bound of the ratio.
+        num_passes: number of passes that both have.
         verdict: "baseline" (compared with itself or nothing), "faster", "slower", "within noise" or "too few passes".
         detectable: the smallest slowdown, as a fraction, that is detected four times in five at the median row; nan
-            if no row could be tested.
+            without a test.
     """
 
     ratio: Floats
@@ -51,7 +51,7 @@ class PassComparison:
     detectable: float
 
     def passes_for(self, change: float) -> int | None:
-        """Return the total passes that detect a change of this share four times in five; None if unknown."""
+        """Return the total number of passes that detect a change of this share four times in five; None if unknown."""
         if not math.isfinite(self.detectable) or not self.num_passes.any():
             return None
         num_passes = float(np.median(self.num_passes[self.num_passes > 0]))
@@ -62,7 +62,7 @@ class PassComparison:
         """Return sentences on the smallest detectable slowdown, or why there are no verdicts.
 
         Args:
-            subject: a noun for rows; `reference` is one for their references.
+            subject: a noun for the rows; `reference` is a noun for their references.
         """
         if TOO_FEW in self.verdict:
             advice = f"use --passes {MIN_PASSES} or a larger --budget"
@@ -71,7 +71,7 @@ class PassComparison:
             return []
         needed = self.passes_for(0.1)
         is_near = self.detectable > 0.1 and needed and needed <= MAX_ADVISED
-        more = f"; for 10 % it takes about {needed} passes" if is_near else ""
+        more = f"; 10 % would need about {needed} passes" if is_near else ""
         sentence = (
             f"{subject} {100 * self.detectable:.0f} % slower than {reference} would be detected four times in five"
         )
@@ -82,8 +82,8 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
     """Compare every row with its reference row, as one family.
 
     Args:
-        values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
-        references: the row that each row is compared with; -1, or the row itself, for none.
+        values: seconds, [rows, passes]; nan if a row has no value in a pass.
+        references: number of each row's reference row; -1, or the row itself, for no reference.
         alpha: probability of any false "faster" or "slower", over the table.
     """
     rows, against = np.arange(len(values)), np.asarray(references, dtype=np.int64).reshape(len(values))
@@ -116,7 +116,7 @@ def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison
     """Compare every two rows, as one family.
 
     Args:
-        values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
+        values: seconds, [rows, passes]; nan if a row has no value in a pass.
 
     Returns:
         Pairs (row, its reference), and their comparison, one element per pair.
@@ -134,7 +134,7 @@ def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison
 def _error_and_critical(
     mean: Floats, residuals: Floats, is_known: NDArray[np.bool_], alpha: float
 ) -> tuple[Floats, float]:
-    """Standard errors of mean differences, and the largest mean over error expected by chance except for alpha."""
+    """Return standard errors of mean differences, and the mean over error that chance exceeds with share alpha."""
     count = is_known.sum(axis=1)
     squares = (residuals**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):

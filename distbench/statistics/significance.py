@@ -18,7 +18,7 @@ from distbench.statistics.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRE
 POWER = 0.8
 MAX_LAUNCHES = 1000
 OUTLYING = 4.0  # times the median pair's size
-MIN_OUTLYING = 0.05  # smaller differences within a pair are kept
+MIN_OUTLYING = 0.05  # pairs with smaller differences are kept
 MAX_OUTLYING_SHARE = 0.1  # of the pairs, but at least one
 _GRID = np.unique(np.round(np.geomspace(2, MAX_LAUNCHES, 120)).astype(int))
 
@@ -30,7 +30,7 @@ class LogDifference:
     Args:
         error: standard error, with `freedom` degrees of freedom; nan if there are too few launches.
         num_launches: pairs, or launches of the smaller side.
-        baseline: that side's mean; `candidate` is the other one.
+        baseline: mean of the baseline; `candidate` is the mean of the candidate.
         pairs: each pair's difference, [tests, pairs]; None if launches were not compared in pairs.
     """
 
@@ -51,7 +51,7 @@ class LogDifference:
         """Return the one-sided p of "no slower" (sign 1) or "no faster" (sign -1): Student's t."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t = sign * self.estimate / self.error
-        # Without any spread the difference is either zero or certain.
+        # Without spread the difference is either zero or certain.
         t = np.where(self.error == 0, np.where(self.estimate == 0, 0.0, np.copysign(np.inf, sign * self.estimate)), t)
         return np.where(np.isnan(self.error), np.nan, stdtr(self.freedom, -t))
 
@@ -61,8 +61,8 @@ class LogDifference:
         return self.estimate - reach, self.estimate + reach
 
     def detectable(self, alpha: float, tolerance: Floats) -> Floats:
-        """Smallest true slowdown (logarithm) that is significant at one-sided `alpha` and above the tolerance
-        (logarithm) four times in five.
+        """Return the smallest true slowdown (logarithm) that is significant at one-sided `alpha` and above the
+        tolerance (logarithm) four times in five.
         """
         return detectable_effect(self.error, stdtrit(self.freedom, 1 - alpha), stdtrit(self.freedom, POWER), tolerance)
 
@@ -74,14 +74,15 @@ class LogDifference:
         found_error: Floats | None = None,
         prior_freedom: float = 0.0,
     ) -> Floats:
-        """Total launches per side (pairs) that would settle a test four times in five if the estimate is true.
+        """Return the launches per side (pairs) that would settle a test four times in five if the estimate is true.
 
-        A true change above the tolerance is settled when it is detected at one-sided `alpha`, one below when the upper
-        bound is below the tolerance; nan if MAX_LAUNCHES are not enough, as for a change near the tolerance.
+        A true change above the tolerance is settled when detected at one-sided `alpha`, and a change below when the
+        upper bound is below the tolerance. The result is nan if MAX_LAUNCHES are not enough, as for a change near the
+        tolerance.
 
         Args:
-            found_error: the standard error for detecting a slowdown, by default `error`.
-            prior_freedom: its degrees of freedom beyond those of its own launches.
+            found_error: standard error for detecting a slowdown, by default `error`.
+            prior_freedom: degrees of freedom of `found_error` in addition to those of the test's launches.
         """
         spread = self.error * np.sqrt(self.num_launches)
         found_spread = spread if found_error is None else found_error * np.sqrt(self.num_launches)
@@ -98,12 +99,12 @@ class LogDifference:
 def detectable_effect(
     error: Floats | float, critical: Floats | float, luck: Floats | float, tolerance: Floats | float = -np.inf
 ) -> Floats:
-    """Return the smallest true effect whose estimate exceeds `tolerance`, and over its `error` `critical`, with
-    probability POWER.
+    """Return the smallest true effect whose estimate exceeds `tolerance`, and whose estimate over `error` exceeds
+    `critical`, with probability POWER.
 
     Args:
-        luck: the quantile at POWER of that statistic about its expectation. Student's t is the usual choice for
-            planning: it takes the noncentral t for a shifted one (Cohen, Statistical Power Analysis, 2.4).
+        luck: quantile at POWER of the statistic about its expectation. Student's t is the usual choice for planning,
+            with a shifted t for the noncentral t (Cohen, Statistical Power Analysis, 2.4).
     """
     with np.errstate(invalid="ignore"):  # an infinite `critical` detects nothing
         effect: Floats = np.maximum(critical * error, tolerance) + luck * error
@@ -111,7 +112,7 @@ def detectable_effect(
 
 
 def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
-    """Return the mean of differences within pairs of logarithms, each [tests, pairs]; a pair with a nan is left out."""
+    """Return the mean of differences within pairs of logarithms, each [tests, pairs]; pairs with nan are left out."""
     pairs = candidate - baseline
     mean, variance, count = _moments(pairs)
     left, right = (_moments(np.where(np.isfinite(pairs), side, np.nan))[0] for side in (baseline, candidate))
@@ -122,20 +123,20 @@ def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
 def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bool_], Floats]:
     """Return pairs of launches whose large difference over all cases would hide the differences of other pairs.
 
-    A pair's size is the median of |difference| over all cases and metrics. Flipping its sign does not change the size,
-    so a test by sign flips keeps its error rate when pairs are left out by size.
+    A pair's size is the median of |difference| over all cases and metrics. A flipped sign does not change the size, so
+    a test by sign flips keeps its error rate when pairs are left out by size.
 
     Args:
         metrics: differences of logarithms within pairs, each [cases, pairs], nan where a pair lacks the value.
-        least: minimum number of remaining pairs; with fewer, none is left out.
+        least: minimum number of remaining pairs; with fewer remaining, no pair is left out.
 
     Returns:
-        Whether each pair outlies, and each pair's size; nan for a pair without any value.
+        Whether each pair is outlying, and each pair's size; nan for a pair without a value.
     """
     values = np.abs(np.concatenate(metrics))
     sizes = np.full(values.shape[1], np.nan)
     is_known = np.isfinite(values).any(axis=0)
-    # The lower median: half of the cases are not enough.
+    # The lower median, since half of the cases are not enough.
     sizes[is_known] = np.nanquantile(values[:, is_known], 0.5, axis=0, method="lower")
     usual = float(np.median(sizes[is_known])) if is_known.any() else 0.0
     outlying: NDArray[np.bool_] = sizes > max(OUTLYING * usual, MIN_OUTLYING)
@@ -147,7 +148,7 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
 def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
     """Return the difference of means, with Welch's error and degrees of freedom (Biometrika 34, 1947).
 
-    The sides are logarithms, each [tests, its launches], nan where a launch lacks the value.
+    The sides are logarithms, each [tests, launches of the side], nan if a launch lacks the value.
     """
     (left, left_variance, left_count), (right, right_variance, right_count) = _moments(baseline), _moments(candidate)
     left_part, right_part = left_variance / np.maximum(1, left_count), right_variance / np.maximum(1, right_count)
@@ -160,15 +161,15 @@ def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
 
 
 def _moments(values: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Return mean, variance and count of each row's known values; nan if they are too few."""
-    # numpy's masked arrays take many times as long for the few launches of a gate.
+    """Return mean, variance and count of each row's known values; nan for too few values."""
+    # numpy's masked arrays are many times slower for the few launches of a gate.
     is_known = np.isfinite(values)
     count = is_known.sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.where(is_known, values, 0.0).sum(axis=1) / count
         squares = np.where(is_known, values - mean[:, None], 0.0) ** 2
         variance = np.where(count > 1, squares.sum(axis=1) / (count - 1), np.nan)
-    # Rounding of equal values is not spread.
+    # Differences by rounding of equal values are not spread.
     rounding = (1e-12 * (1 + np.abs(mean))) ** 2 * count / np.maximum(1, count - 1)
     return mean, np.where(variance <= rounding, 0.0, variance), count
 
@@ -178,7 +179,7 @@ def _known(freedom: Floats) -> Floats:
 
 
 def holm(p: Floats) -> Floats:
-    """Return adjusted p values (Holm, Scand. J. Statist. 6, 1979); nan (no test) is not in the family."""
+    """Return adjusted p values (Holm, Scand. J. Statist. 6, 1979); nan (no test) is excluded from the family."""
     adjusted = np.full(p.shape, np.nan)
     tested = np.flatnonzero(~np.isnan(p))
     order = tested[np.argsort(p[tested], kind="stable")]
@@ -211,10 +212,10 @@ class Flipped:
     """The result of flipping signs for one block of tests.
 
     Args:
-        slower: p of "not slower", adjusted over the family; nan where no test was made.
+        slower: p of "not slower", adjusted over the family; nan without a test.
         faster: p of "not faster", adjusted like `slower`.
         error: standard error of each mean difference, moderated by the other tests of its block.
-        critical: mean over error is significant above it; infinite if there are too few pairs.
+        critical: value of mean over error above which a test is significant; infinite for too few pairs.
         freedom: degrees of freedom of `error`.
     """
 
@@ -225,16 +226,16 @@ class Flipped:
     freedom: Floats
 
     def detectable(self, tolerance: Floats) -> Floats:
-        """Return the smallest true slowdown that such data report as a regression four times in five; in logarithms."""
+        """Return the smallest true slowdown, in logarithms, that is reported as a regression four times in five."""
         return detectable_effect(self.error, self.critical, stdtrit(self.freedom, POWER), tolerance)
 
 
 def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[Flipped]:
-    """Test every row of every block as one family at level `alpha`, without rows of fewer pairs than `min_pairs`.
+    """Test every row of every block as one family at level `alpha`, except rows of fewer than `min_pairs` pairs.
 
     Args:
-        blocks: differences of logarithms, each [tests, its pairs] with nan where a pair lacks the value; errors of
-            a block's tests moderate each other.
+        blocks: differences of logarithms, each [tests, pairs of the block] with nan if a pair lacks the value; errors
+            of a block's tests moderate each other.
     """
     signs = sign_choices(max((block.shape[1] for block in blocks), default=0))
     tested_rows, flips = [], []
@@ -263,7 +264,7 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
 
 @lru_cache(maxsize=8)
 def sign_choices(num_pairs: int) -> NDArray[np.float64]:
-    """Choices of signs, [choices, pairs], closed under minus, the given ones first; all for few pairs."""
+    """Return choices of signs, [choices, pairs], closed under minus, given signs first; all choices for few pairs."""
     if num_pairs <= MAX_EXACT_PAIRS:
         bits = (np.arange(2**num_pairs)[:, None] >> np.arange(num_pairs)) & 1
         return (1.0 - 2.0 * bits).astype(float)
@@ -277,10 +278,10 @@ class SignFlips:
     """Rows of differences whose signs are flipped together, in all rows of a column at once.
 
     Args:
-        differences: [rows, columns], 0 where missing, where the sign has no effect.
-        count: differences of each row.
-        squares: their sums of squares.
-        prior: the spread that moderates rows: the median of mean squares.
+        differences: differences, [rows, columns]; 0 for a missing value, so that its sign has no effect.
+        count: number of differences of each row.
+        squares: sum of squares of each row.
+        prior: spread that moderates rows, the median of mean squares.
     """
 
     differences: Floats
@@ -313,9 +314,9 @@ class SignFlips:
         return statistics[:, 0], errors[:, 0]
 
     def _statistics(self, mean: Floats, piece: slice) -> tuple[Floats, Floats]:
-        """Mean over error, and the error, [rows of the piece, choices of signs]."""
+        """Return mean over error, and the error, [rows of the piece, choices of signs]."""
         count, squares = self.count[piece, None], self.squares[piece, None]
-        # The sum of squares is the same under each choice of signs, but not the part of the mean in it.
+        # The sum of squares is equal for all choices of signs, but the mean's part in it is not.
         residual_squares = squares - count * mean**2
         residual_squares = np.where(residual_squares <= 1e-12 * squares, 0.0, residual_squares)
         error = leaning_error(residual_squares, self.prior, count)
@@ -326,8 +327,8 @@ class SignFlips:
 def moderated_variance(squares: Floats, prior: float, freedom: Floats | NDArray[np.int64] | float) -> Floats:
     """Return variances moderated by the other rows' variance `prior` with PRIOR_FREEDOM degrees of freedom.
 
-    This is the posterior variance of G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential
-    expression in microarray experiments" (Stat. Appl. Genet. Mol. Biol. 3, 2004), with a fixed prior.
+    The result is the posterior variance of G. K. Smyth, "Linear models and empirical Bayes methods for assessing
+    differential expression in microarray experiments" (Stat. Appl. Genet. Mol. Biol. 3, 2004), with a fixed prior.
 
     Args:
         squares: sums of squared deviations from the mean, with `freedom` degrees of freedom.
@@ -339,7 +340,7 @@ def moderated_variance(squares: Floats, prior: float, freedom: Floats | NDArray[
 def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
     """Return the standard error of a mean of `count` values, at most MAX_LENT times that of the row's own spread.
 
-    Parameters are those of `moderated_variance`. Without the limit a steady row among noisy ones would look noisy.
+    Parameters are as in `moderated_variance`. Without the limit a steady row among noisy ones would look noisy.
     """
     leaning = np.sqrt(moderated_variance(squares, prior, count - 1) / count)
     return np.minimum(leaning, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)
@@ -347,7 +348,7 @@ def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Fl
 
 def _reached(chance: Floats, statistics: Floats) -> Floats:
     """Return the share of sign choices whose largest statistic is at least each of `statistics`."""
-    # Slightly less: the same sum in another order may differ in its last bit.
+    # Slightly less, since the same sum in another order may differ in its last bit.
     finite = np.where(np.isfinite(statistics), statistics, 0.0)
     least = np.where(np.isfinite(statistics), finite - 1e-9 * (1 + np.abs(finite)), statistics)
     return 1 - np.searchsorted(chance, least, side="left") / len(chance)
@@ -358,7 +359,7 @@ Words = NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Block:
-    """One metric of one group of launches: one row per case; tolerances in logarithms."""
+    """One metric of one group of launches, with one row per case and tolerances in logarithms."""
 
     difference: LogDifference
     tolerance: Floats
@@ -369,7 +370,7 @@ class Tested:
     """The family's result for one block, one element per case, nan without a test.
 
     Args:
-        slower: p of "not slower", adjusted over all tests, both ways.
+        slower: p of "not slower", adjusted over all tests in both directions.
         faster: p of "not faster", adjusted like `slower`.
         detectable: the smallest true slowdown, in logarithms, that is detected four times in five.
         needed: total launches per side that would settle the case.
@@ -384,8 +385,8 @@ class Tested:
 def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int]:
     """Test every block; return the results and the number of tests in the family.
 
-    Regressions get SLOWER_SHARE of alpha, improvements the rest. If only some groups are paired, and both kinds may
-    fail a build, each design gets half of it.
+    Regressions get SLOWER_SHARE of alpha, and improvements the rest. If both paired and unpaired groups may fail a
+    build, each design gets half of alpha.
     """
     if not blocks:
         return [], 0
@@ -429,7 +430,7 @@ def tolerance_words(
 
     Args:
         is_believed: whether changes count.
-        may_pass: whether a candidate that looks no slower may pass.
+        may_pass: whether a candidate without a measured slowdown may pass.
     """
     difference, tolerance = block.difference, block.tolerance
     low, high = difference.interval(options.confidence)

@@ -24,15 +24,15 @@ SLOWER_SHARE = 0.625
 
 @dataclass(frozen=True)
 class Options:
-    """The terms of one comparison.
+    """Options of one comparison.
 
     Args:
-        tolerances: metric to the slowdown, as a fraction, that is not yet a regression.
-        floor_s: a difference of fewer seconds is not a regression, whatever its share.
+        tolerances: largest slowdown that is not a regression, as a fraction, by metric.
+        floor_s: difference in seconds below which a slowdown of any share is not a regression.
         alpha: probability of any false regression or improvement, over all cases and metrics.
-        confidence: of the interval shown; a pass needs its upper bound below the tolerance.
-        min_launches: pairs, or launches per side, below which there is no verdict.
-        dedicated: the machine has no other users, so that an earlier baseline may fail a build.
+        confidence: confidence of the interval shown; a pass requires an upper bound below the tolerance.
+        min_launches: smallest number of pairs, or launches per side, for a verdict.
+        dedicated: whether the machine has no other users, so that an earlier baseline may fail a build.
         allowed: fields that may differ between the sides.
         load_share: difference in foreign load, as a share of the CPUs, above which there is no verdict.
     """
@@ -47,10 +47,10 @@ class Options:
     load_share: float = 0.25
 
     def least_launches(self, paired: bool) -> int:
-        """Return the pairs, or launches per side, below which there is no verdict.
+        """Return the smallest number of pairs, or launches per side, for a verdict.
 
-        n pairs have 2^n choices of signs. With too few, no case could be a regression, and a case that cannot fail may
-        not pass.
+        n pairs have 2^n choices of signs. With too few pairs, no case could be a regression, and a case that cannot
+        fail must not pass.
         """
         fewest = math.ceil(-math.log2(SLOWER_SHARE * self.alpha) - 1e-9)
         return max(self.min_launches, fewest) if paired else self.min_launches
@@ -60,7 +60,7 @@ def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
     """Map each metric to a share, from `["5%", "p10=0.03"]`; a text without a metric is for all other metrics.
 
     Raises:
-        UserError: an unknown metric, or a text that is not a share.
+        UserError: a metric is unknown, or a text is not a share.
     """
     common, by_metric = TOLERANCE, {}
     for text in texts:
@@ -78,7 +78,7 @@ def share_of(text: str) -> float:
     """Convert `5%` and `0.05` to 0.05.
 
     Raises:
-        UserError: not a number, a negative one, or a bare number of 1 or more, which is ambiguous.
+        UserError: the text is not a number, or is negative, or is a bare number of 1 or more, which is ambiguous.
     """
     number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:

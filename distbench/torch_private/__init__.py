@@ -1,6 +1,6 @@
 """The one package with private or experimental torch names, each probed before it is used.
 
-Code that needs a missing name raises `Unsupported` with the reason, and the case that needs it is recorded with that.
+Code that needs a missing name raises `Unsupported` with the reason, which the affected case records.
 """
 
 from distbench.torch_private.collectives import (

@@ -24,9 +24,9 @@ FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 # Messages between two ranks, to torch's name for the other rank's index in the group.
 PEERS = {"send": "dst", "recv": "src"}
-# In the same namespaces, but without communication.
+# Operators of the same namespaces without communication.
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier")
-# Their size is that of the whole buffer, of which a rank's tensor is a part.
+# Collectives whose size is that of the whole buffer, of which a rank's tensor is a part.
 OF_EACH_RANK = ("all_gather", "scatter")
 INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensors", "tensor")
 
@@ -37,15 +37,15 @@ class CollectiveCall:
 
     kind: str  # "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name
     op: str  # torch's operator, e.g. "c10d._allgather_base_"
-    ranks: tuple[int, ...]  # global ones of its group
+    ranks: tuple[int, ...]  # global ranks of its group
     dtype: torch.dtype
     payload_numel: int  # elements of nccl-tests' size S: the full gathered or scattered buffer, else the input
     peer: int | None = None  # global rank that a message is sent to or received from
-    tensor_id: int = 0  # `id` of the first tensor, while it lives
+    tensor_id: int = 0  # `id` of the first tensor, while that tensor is alive
 
 
 def kind_of(name: str) -> str:
-    """Map torch's and kineto's names to one name ("_allgather_base_": "all_gather"); unknown names stay as they are."""
+    """Map torch's and kineto's names to one name ("_allgather_base_": "all_gather"); unknown names are unchanged."""
     for kind in FAMILIES:
         if kind.replace("_", "") in name.replace("_", ""):
             return kind
@@ -54,7 +54,7 @@ def kind_of(name: str) -> str:
 
 @contextlib.contextmanager
 def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None]:
-    """Call `on_issue` just before each collective of this thread (and of the backward that it runs) is issued."""
+    """Call `on_issue` just before each collective of this thread (and of its backward) is issued."""
 
     def handle(func: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace in NAMESPACES and (call := call_of(func, args, kwargs)) is not None:
@@ -67,10 +67,10 @@ def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None
 
 @contextlib.contextmanager
 def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...] = ()) -> Iterator[None]:
-    """Call `handle(operator, args, kwargs)` instead of each operator on plain tensors; it calls the operator.
+    """Call `handle(operator, args, kwargs)` instead of each operator on plain tensors; `handle` must call the operator.
 
     Args:
-        own_dispatch: subclasses of tensors that dispatch first, like DTensor, for example to wait.
+        own_dispatch: tensor subclasses that dispatch first, such as DTensor, for example to wait.
     """
     require("collectives seen at dispatch")
     with _Mode(handle, own_dispatch):
@@ -81,17 +81,17 @@ def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[ty
 def no_collectives(is_alone: bool = False) -> Iterator[None]:
     """Raise RuntimeError in code that issues a collective, barrier or message.
 
-    Only one rank runs this code, so these would never end, or match those that the others issue next. With `is_alone`
-    an all-reduce leaves its tensors as they are, as in a group of one rank.
+    Only one rank runs this code, so a collective would never end, or would match the next collective of other ranks.
+    With `is_alone` an all-reduce does not change its tensors, as in a group of one rank.
     """
-    works: list[EndedWork] = []  # C++ keeps half of a work
+    works: list[EndedWork] = []  # C++ keeps only half of a work alive
 
     def refuse(func: Any, args: Any, kwargs: Any) -> Any:
         name, _ = _names_of(func) if func.namespace in NAMESPACES else ("wait_tensor", ())
         if name != "barrier" and name in SILENT:
             return func(*args, **kwargs)
         if not is_alone or kind_of(name) != "all_reduce":
-            raise RuntimeError(f"it issues {kind_of(name)}, and no other rank computes this step")
+            raise RuntimeError(f"it issues {kind_of(name)}, but no other rank computes this step")
         if func.namespace == "c10d":
             works.append(EndedWork(args[0], bool))
             return args[0], works[-1].boxed()
@@ -111,7 +111,7 @@ def no_collectives(is_alone: bool = False) -> Iterator[None]:
 
 
 class _Mode(TorchDispatchMode):
-    # Compiled code has some (such as the state of random numbers around an operator) that do not communicate.
+    # Compiled code has higher-order operators that do not communicate, such as for the state of random numbers.
     supports_higher_order_operators = True
 
     def __init__(self, handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...]) -> None:
@@ -134,14 +134,14 @@ class _Mode(TorchDispatchMode):
 
 def is_pending(tensor: torch.Tensor) -> bool:
     """Return whether a tensor, or a DTensor's local tensor, is a functional collective's result that torch waits for at
-    its first use. Callers require PENDING.
+    the first use. Callers require PENDING.
     """
     name = _held_in(tensor)
     return isinstance(getattr(tensor, name) if name else tensor, _pending_type())
 
 
 def waited_for(tensor: torch.Tensor) -> torch.Tensor:
-    """Wait for a tensor's collective, for a plain tensor or a DTensor of plain ones; keep its history."""
+    """Wait for the collective of a plain tensor, or of a DTensor of plain tensors; keep the autograd history."""
     if not is_pending(tensor):
         return tensor
     if name := _held_in(tensor):
@@ -151,10 +151,10 @@ def waited_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def keep_gradients_of_pending_inputs() -> None:
-    """Keep the gradients of compiled code's pending inputs (see `is_pending`) from now on.
+    """Make compiled code keep the gradients of pending inputs (see `is_pending`), for the rest of the process.
 
-    This also covers graphs that begin in the middle of a module. AOTAutograd of torch 2.12 to 2.15 waits for such an
-    input before it checks whether the input needs a gradient, and the result of the wait needs none:
+    This also covers graphs that begin in the middle of a module. AOTAutograd of torch 2.12 to 2.15 waits for a pending
+    input before the check whether the input needs a gradient, and the result of the wait needs none:
     https://github.com/pytorch/pytorch/pull/191113. Torch 2.11 keeps the gradient.
     """
     from torch._functorch import aot_autograd as module
@@ -180,7 +180,8 @@ def keep_gradients_of_pending_inputs() -> None:
 def loses_gradients_of_pending_inputs() -> bool:
     """Return whether compiled code drops the gradient of an input that a collective has not yet filled.
 
-    Compiles a function of one element, without a collective: torch wraps the results of all of them in one type.
+    Compiles a function of one element without a collective, since torch wraps the results of all collectives in one
+    type.
     """
     leaf = torch.ones(1, requires_grad=True)
     with torch.enable_grad(), warnings.catch_warnings():
@@ -190,10 +191,11 @@ def loses_gradients_of_pending_inputs() -> bool:
 
 
 def keep_compiled_graphs_apart() -> None:
-    """Disable AOTAutograd's cache of graphs, which ranks share on disk, from now on.
+    """Disable AOTAutograd's cache of graphs, which ranks share on disk, for the rest of the process.
 
-    Its key has a submesh's shape and the ranks of the whole mesh, but not this rank's group, so code of another rank
-    refers to a group that does not exist here: https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
+    The cache's key has a submesh's shape and the ranks of the whole mesh, but not this rank's group, so code of another
+    rank refers to a group that does not exist on this rank: https://github.com/pytorch/pytorch/issues/188390. Kernels
+    stay cached.
     """
     with contextlib.suppress(ImportError, AttributeError):
         config: Any = importlib.import_module("torch._functorch.config")
@@ -216,7 +218,7 @@ class _Pending(torch.autograd.Function):
 
 
 class _Waited(torch.autograd.Function):
-    # The wait inside of the wrapper has no history; the wrapper has it.
+    # The wait inside of the wrapper has no history, but the wrapper has.
     @staticmethod
     def forward(_: Any, given: Any) -> torch.Tensor:
         return given.wait().detach()
@@ -227,7 +229,7 @@ class _Waited(torch.autograd.Function):
 
 
 def _held_in(tensor: Any) -> str | None:
-    """Return the attribute in which a DTensor holds its local tensor; None for a plain tensor."""
+    """Return the attribute of a DTensor's local tensor; None for a plain tensor."""
     return tensor.__tensor_flatten__()[0][0] if isinstance(tensor, torch.distributed.tensor.DTensor) else None
 
 
@@ -272,7 +274,7 @@ def tensors_in(value: object) -> list[torch.Tensor]:
 
 
 def is_attention(func: Any) -> tuple[bool, bool]:
-    """Return whether an operator is attention's fused forward, and whether it is its backward."""
+    """Return whether an operator is attention's fused forward, and whether it is attention's fused backward."""
     name = func.overloadpacket.__name__
     fused = name.startswith("_scaled_dot_product_") and "attention" in name
     return fused and not name.endswith("_backward"), fused and name.endswith("_backward")
@@ -285,7 +287,9 @@ def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 @functools.cache
 def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
-    """Return an operator's name without its namespace, and its arguments' names; reading a schema takes 50 us."""
+    """Return an operator's name without its namespace, and its arguments' names; cached, since reading a schema takes
+    50 us.
+    """
     return func._schema.name.split("::")[1], tuple(argument.name for argument in func._schema.arguments)
 
 
@@ -297,11 +301,11 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 class EndedWork(dist.Work):
-    """A collective that has ended, in the form that c10d returns.
+    """Work of an ended collective, for c10d's callers.
 
     Args:
-        result: result of its future.
-        on_wait: called by the first wait; then both are dropped, as by NCCL's works.
+        result: result of the work's future.
+        on_wait: called by the first wait, which then drops both arguments, as NCCL's works do.
     """
 
     def __init__(self, result: Any, on_wait: Callable[[], object]) -> None:
@@ -315,7 +319,7 @@ class EndedWork(dist.Work):
         return True
 
     def get_future(self) -> Any:
-        """Return a future that has ended, too."""
+        """Return an ended future."""
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(self._result)
         return done
@@ -332,7 +336,7 @@ OPERATORS = (
 
 @dataclass(slots=True)
 class Issued:
-    """One collective: seconds of CLOCK_MONOTONIC, None until its end is recorded (see `_timed`)."""
+    """One collective, with times in seconds of CLOCK_MONOTONIC; the end is None until recorded (see `_timed`)."""
 
     call: CollectiveCall
     issued_s: float
@@ -341,11 +345,12 @@ class Issued:
 
 @contextlib.contextmanager
 def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
-    """Call `on_issue` just before each collective of this process is issued; on CPU its end is stamped later.
+    """Call `on_issue` just before each collective of this process is issued; on CPU, the collective's end is stamped
+    later.
 
-    c10d dispatches all of them: those of Python, of DDP's reducer in C++, of functional collectives and of compiled
-    code. Our kernels for a dispatch key that c10d leaves free run before the backends' kernels. Nothing else goes
-    through Python, and process groups are not changed.
+    c10d dispatches all collectives, also those of DDP's reducer in C++, functional collectives and compiled code.
+    Kernels of distbench for a dispatch key that c10d leaves free run before the backends' kernels. No other operator
+    passes through Python, and process groups are unchanged.
     """
 
     def handle(operator: Any, pass_on: Callable[[], Any], args: Any) -> Any:
@@ -354,7 +359,7 @@ def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
         issued = Issued(call, time.monotonic())
         on_issue(issued)
         result = pass_on()
-        if isinstance(result, tuple):  # follows the tensors that it fills
+        if isinstance(result, tuple):  # follows the filled tensors
             return (*result[:-1], _timed(result[-1], issued))
         return _timed(result, issued)
 
@@ -364,7 +369,7 @@ def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def issued_collectives(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None]:
-    """Call `on_issue` just before each collective of this process is issued, as `timed_collectives`, on any device."""
+    """Call `on_issue` just before each collective of this process is issued, on any device."""
 
     def handle(operator: Any, pass_on: Callable[[], Any], args: Any) -> Any:
         if (call := call_of(operator, args, {})) is not None:
@@ -377,8 +382,8 @@ def issued_collectives(on_issue: Callable[[CollectiveCall], None]) -> Iterator[N
 
 @contextlib.contextmanager
 def nothing_sent() -> Iterator[None]:
-    """Make the collectives of this process end at once; the received values are undefined."""
-    works: list[EndedWork] = []  # C++ keeps half of a work
+    """Make the collectives of this process end at once, with undefined received values."""
+    works: list[EndedWork] = []  # C++ keeps only half of a work alive
 
     def handle(operator: Any, _: Any, args: Any) -> Any:
         filled = args[0] if isinstance(args[0], list) else [args[0]]
@@ -391,7 +396,7 @@ def nothing_sent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled(handle: Callable[[Any, Callable[[], Any], Any], Any]) -> Iterator[None]:
-    """Call `handle(c10d's operator, call that passes it on to the backend, arguments)` for each collective."""
+    """Call `handle(c10d's operator, call of the backend, arguments)` for each collective."""
     require(KERNELS)
     key = torch._C.DispatchKey.BackendSelect
     after = torch._C._dispatch_keyset_full_after(key)
@@ -411,13 +416,12 @@ def _handled(handle: Callable[[Any, Callable[[], Any], Any], Any]) -> Iterator[N
 
 
 def _timed(boxed: Any, issued: Issued) -> Any:
-    """Return the work for the caller, which stamps its completion; waiting for it waits for the same collective.
+    """Return the caller's work, which stamps the collective's completion; its wait is that of the collective.
 
-    If the backend returns a future, its thread stamps when the collective is done, and the caller gets the backend's
-    own
-    work: it releases waiters after its future's callbacks, so they find the stamp. gloo's reduce-scatter has no future,
-    since the waiter does half of it: there the end of the wait is the end. gloo's messages have no future either, and a
-    pipeline waits for them long after their end: a thread of ours waits for each at once.
+    If the backend returns a future, its thread stamps the completion, and the caller gets the backend's own work, which
+    releases waiters after the future's callbacks, so after the stamp. gloo's reduce-scatter has no future, since the
+    waiter does half of the work, so the end of the wait is the collective's end. gloo's messages have no future either,
+    and a pipeline waits for messages long after their end, so a separate thread waits for each message at once.
     """
     work: Any = dist.Work.unbox(boxed)
 
@@ -452,7 +456,7 @@ def _waited_for_at_once(work: Any, stamp: Callable[[], None]) -> Callable[[Any],
         stamp()
         is_over.release()
 
-    # Not `threading.Thread`, whose start waits for the new thread: on busy CPUs a tenth of a millisecond per message.
+    # Not `threading.Thread`, whose start waits for the new thread, on busy CPUs 0.1 ms per message.
     _thread.start_new_thread(wait, ())
 
     def join(_: object) -> bool:

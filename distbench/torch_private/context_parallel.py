@@ -28,26 +28,27 @@ def context_parallel(
     not_restored: list[torch.Tensor],
     kernel: str | None = None,
 ) -> Iterator[None]:
-    """torch's `context_parallel`, with the rotation and load balance set, on CUDA and on CPU.
+    """Context of torch's `context_parallel` on CUDA and CPU, with the given rotation and load balance.
 
     On CPU torch has no dispatch from its ring template to the CPU flash kernel, so `F.scaled_dot_product_attention` is
-    replaced. For Ulysses, which torch lacks, it is replaced on all devices: by DTensor's redistribution around torch's
-    kernels.
+    replaced. For Ulysses, which torch lacks, that function is replaced on all devices by DTensor's redistribution
+    around torch's kernels.
 
     Args:
         mesh: 1-D mesh of the context parallel ranks.
-        buffers: tensors to shard over the sequence (each in its `seq_dims`), in place, until the context ends.
+        buffers: tensors to shard in place over the sequence (each in its `seq_dims`) until the context ends.
         rotate: one of ROTATIONS.
-        load_balance: head-tail chunks instead of contiguous ones.
+        load_balance: use head-tail chunks instead of contiguous chunks.
         not_restored: buffers that stay sharded afterwards.
-        kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. `Skipped` where the device has none.
+        kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. Raises `Skipped` if the device lacks
+            the kernel.
     """
     require("context parallel")
     require_kernel(kernel, mesh.device_type)
     if rotate == ULYSSES and load_balance:
         raise Skipped(
-            "ulysses has no load balance: each rank has the whole sequence for some heads, so causal work is even "
-            "without it; use load_balance=False"
+            "ulysses has no load balance, since each rank has the whole sequence for some heads, which makes causal "
+            "work even; use load_balance=False"
         )
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._context_parallel import _attention as module
@@ -68,7 +69,7 @@ def context_parallel(
             _by_heads(mesh, plain) if rotate == ULYSSES else _ring_attention_on_cpu(mesh) if is_cpu else unchanged
         )
         with sharded, by_kernel, own_attention:
-            # torch 2.11 does not restore it if an exception leaves its context, so torch gets no exception.
+            # torch 2.11 does not restore the function if an exception leaves its context, so torch gets no exception.
             raised = None
             try:
                 yield
@@ -82,7 +83,7 @@ def context_parallel(
 
 @contextlib.contextmanager
 def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Ulysses: attention on whole sequences with this rank's share of the heads, with the plain kernel."""
+    """Ulysses: attention on whole sequences with this rank's share of the heads, by the plain kernel."""
 
     def attention(
         query: torch.Tensor,
@@ -110,7 +111,7 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
 
 
 def _exchanged(local: torch.Tensor, mesh: DeviceMesh, source: int, target: int) -> torch.Tensor:
-    """Move a shard from one tensor dim to another: an all-to-all, and one in backward."""
+    """Move a shard from one tensor dim to another by an all-to-all, in forward and in backward."""
     dtensor = DTensor.from_local(local, mesh, [Shard(source)], run_check=False)
     exchanged: torch.Tensor = dtensor.redistribute(placements=[Shard(target)]).to_local()
     return exchanged
@@ -121,8 +122,8 @@ def _require_heads(mesh: DeviceMesh, *tensors: torch.Tensor) -> None:
     for label, count in zip(("heads", "KV heads"), heads, strict=False):
         if count % size:
             raise UserError(
-                f"ulysses splits the {label} of attention, {count} per rank, over the {size} ranks of context "
-                f"parallel, which does not divide them; use a size that divides {count}, or allgather or alltoall"
+                f"ulysses splits the {label} of attention, {count} per rank, over {size} ranks of context parallel, "
+                f"but {size} does not divide {count}; use a size that divides {count}, or allgather or alltoall"
             )
 
 
@@ -130,21 +131,21 @@ def _require_as_long(query: torch.Tensor, key: torch.Tensor) -> None:
     if query.shape[2] != key.shape[2]:
         raise UserError(
             f"context parallel splits one sequence, but attention has {query.shape[2]} queries and {key.shape[2]} "
-            "keys, as in a decode step over a cache; leave cp out of it"
+            "keys, as in a decode step over a cache; leave cp out"
         )
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:
-    """Raise `Skipped` if a device has no ring attention with such a kernel: a CPU has only the flash kernel."""
+    """Raise `Skipped` if a device has no ring attention with this kernel; a CPU has only the flash kernel."""
     if kernel not in (None, "flash") and device_type == "cpu":
-        raise Skipped(f"context parallel with kernel {kernel!r}: a CPU has only the flash kernel; use --device cuda")
+        raise Skipped(f"a CPU has no context parallel with kernel {kernel!r}, only the flash kernel; use --device cuda")
 
 
 def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
-    """Gather a tensor whose sequence is sharded over ranks, in its original order; inside `context_parallel`.
+    """Gather a tensor whose sequence is sharded over ranks, in its original order, inside `context_parallel`.
 
-    torch's `context_parallel_unshard`, which has no backward, with one: each rank takes its share of the gradient,
-    times the number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
+    This is torch's `context_parallel_unshard` with a backward, in which each rank uses its share of the gradient times
+    the number of ranks, since all ranks compute the same loss and gradients are averaged over ranks.
 
     Args:
         local: (batch, ..., share of the sequence, ...); `seq_dim` is not 0.
@@ -156,7 +157,7 @@ def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch
 
 
 class _WholeSequence(torch.autograd.Function):
-    """All-gather that also undoes the load balance; backward takes this rank's share, without communication."""
+    """All-gather that also undoes the load balance; backward uses this rank's share, without communication."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
@@ -192,7 +193,7 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         if attn_mask is not None or dropout_p or enable_gqa:
-            raise Unsupported("context parallel on CPU: torch's ring has no attn_mask, dropout_p or enable_gqa")
+            raise Unsupported("torch's ring for context parallel on CPU has no attn_mask, dropout_p or enable_gqa")
         _require_as_long(query, key)
         output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
         return output
@@ -218,7 +219,7 @@ def _of_four_dims(attention: Callable[..., torch.Tensor]) -> Callable[..., torch
 
 
 def _not_compiled(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    # A compiler drops unused computations of a rank, and the others would wait for its part of the ring.
+    # A compiler drops unused computations of a rank, and other ranks would wait for that part of the ring.
     return torch.compiler.disable(attention)  # type: ignore[no-any-return]
 
 

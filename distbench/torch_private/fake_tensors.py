@@ -10,23 +10,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distbench.torch_private.probe import PENDING, REDUCER, Unsupported, replaced, require
 
-# torch can rename one device type per process; its kernels exist as long as their library.
+# torch can rename one device type per process; the kernels exist as long as their library.
 _REGISTERED: dict[str, Any] = {}
 # Errors of fake tensors, by name.
 NEED_VALUES = (
     *("DataDependentOutputException", "DynamicOutputShapeException"),
     *("UnsupportedFakeTensorException", "UnsupportedOperatorException"),
 )
-# What autocast computes in its own dtype, and in f32, of torch's lists for accelerators.
+# Operators of torch's lists for accelerators that autocast runs in its own dtype, and in f32.
 IN_AUTOCAST_DTYPE = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention", "conv2d")
 IN_F32 = ("softmax.int", "log_softmax.int", "layer_norm", "cross_entropy_loss", "nll_loss", "mse_loss")
 GROUPED_MM = torch.ops.aten._grouped_mm.default
-# Accelerators have kernels for these, a CPU does not.
+# Accelerators, but not CPUs, have kernels for these operators.
 OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
 
 class NeedsValues(Unsupported):
-    """Code needs a value where only shapes exist; the message is a verb phrase without a subject."""
+    """Code needs a value of a tensor without values; the message is a verb phrase without a subject."""
 
     is_deed = True
 
@@ -39,21 +39,21 @@ class ShapesOnly:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         class OnNoDevice(FakeTensorMode):
-            # torch.tensor(..., device=D) then makes a CPU tensor and copies that, instead of one in D's memory.
+            # torch.tensor(..., device=D) then makes a CPU tensor and copies it, instead of allocating memory on D.
             avoid_device_init = True
 
         self._mode = OnNoDevice(allow_non_fake_inputs=True)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Run the block with shapes only; tensors from outside lose their values inside.
+        """Run the block with shapes only; tensors from outside have no values in the block.
 
-        A gradient scaler finds no overflow. Raises `NeedsValues` if code needs a value, or an operator takes only real
-        tensors.
+        A gradient scaler finds no overflow. Raises `NeedsValues` if code needs a value, or an operator accepts only
+        real tensors.
         """
         from torch.amp.grad_scaler import GradScaler
 
-        # The parameters have torch's names: a block inside of this one checks them again.
+        # The parameters have torch's names, since a nested block checks the names again.
         def step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
             return optimizer.step(*args, **kwargs)
 
@@ -68,7 +68,7 @@ class ShapesOnly:
 
 @contextlib.contextmanager
 def with_values_again() -> Iterator[None]:
-    """Make tensors with values, or on the meta device, inside the block, even if `ShapesOnly` is on."""
+    """Make tensors with values, or on the meta device, inside the block, even if `ShapesOnly` is active."""
     try:
         require("simulated device")
     except Unsupported:  # then no model is built without values
@@ -81,7 +81,7 @@ def with_values_again() -> Iterator[None]:
 
 
 def are_values_off() -> bool:
-    """Return whether tensors are made without values now."""
+    """Return whether new tensors currently have no values."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
@@ -93,9 +93,9 @@ def has_values(tensor: torch.Tensor) -> bool:
 
 
 class _WiderRules(TorchDispatchMode):
-    """Find shapes where torch's own rules need more than the operators do.
+    """Compute shapes for which torch's own rules require more than the operators do.
 
-    `x[mask] = number` does not depend on the number of elements in the mask; vocabulary parallel embeddings do that.
+    `x[mask] = number` does not depend on the number of elements in the mask; vocabulary parallel embeddings use this.
     Accelerators multiply groups of matrices of any dtype.
     """
 
@@ -113,7 +113,7 @@ class _WiderRules(TorchDispatchMode):
 def simulated_device(name: str, module: Any) -> None:
     """Register a device type in torch, with streams, events and current device of `module`, for tensors without values.
 
-    A repeated call does nothing. Raises Unsupported if torch has given its one extra device type to another name.
+    A repeated call has no effect. Raises Unsupported if torch has given its one extra device type to another name.
     """
     require("simulated device")
     if name in _REGISTERED:
@@ -133,15 +133,15 @@ def simulated_device(name: str, module: Any) -> None:
 
 
 def streams_of_accelerator(current: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Replace `torch.accelerator.current_stream` in the block, which FSDP2 calls for frozen units."""
+    """Replace `torch.accelerator.current_stream`, which FSDP2 calls for frozen units, in the block."""
     return replaced(torch.accelerator, "current_stream", current)
 
 
 def _kernels_of_accelerators() -> Any:
-    """Keep operators whole that accelerators have kernels for, and that torch decomposes on unknown devices.
+    """Keep operators whole for which accelerators have kernels, but which torch decomposes on unknown devices.
 
     torch.nn.functional.silu's backward would be five operators instead of one. torch built for the CPU does not list
-    the kernels of accelerators, so the CPU's kernels and those named above are used.
+    the kernels of accelerators, so the CPU's kernels and the operators named above are used.
     """
     library = torch.library.Library("aten", "IMPL")
     decomposed, on_cpu, own = (
@@ -150,7 +150,7 @@ def _kernels_of_accelerators() -> Any:
     )
 
     def never(*_: Any, **__: Any) -> Any:
-        raise NeedsValues("needs values on a device that has none")
+        raise NeedsValues("needs values on a device without values")
 
     for name in (decomposed & {*on_cpu, *OWN_KERNELS}) - own:
         library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
@@ -182,8 +182,8 @@ def _under_autocast(name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def meshes_with_values() -> Iterator[None]:
-    """Give values to meshes that are made inside, since their ranks are read, and the simulated device, whatever device
-    type the code names.
+    """Make meshes in the block with values, since their ranks are read, and on the simulated device, for any device
+    type in the code.
     """
     require("simulated device")
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -196,7 +196,7 @@ def meshes_with_values() -> Iterator[None]:
         def run(*args: Any, **kwargs: Any) -> Any:
             with unset_fake_temporarily():
                 done = plain(*args, **kwargs)
-            # FSDP2 makes a mesh per parameter, and each lists all ranks: 650 KB at 16,384 ranks.
+            # FSDP2 makes a mesh per parameter that lists all ranks, 650 KB at 16,384 ranks.
             ranks = getattr(args[0], "_flatten_rank_map", None) if args else None
             if isinstance(ranks, tuple):
                 args[0]._flatten_rank_map = shared.setdefault(ranks, ranks)
@@ -238,7 +238,7 @@ class _Chunks:
 
 @contextlib.contextmanager
 def chunks_when_asked_for() -> Iterator[None]:
-    """Make FSDP2 create only those chunks of a parameter that it reads, instead of one per rank of thousands."""
+    """Make FSDP2 create only the chunks of a parameter that it reads, instead of a chunk per rank."""
     try:
         require("chunks of parameters")
     except Unsupported:  # slower, with the same result
@@ -254,8 +254,8 @@ def chunks_when_asked_for() -> Iterator[None]:
 def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
     """Wait for functional collectives at the first use of their result, as an eager step does, unless `at_once`.
 
-    Yields the class of a result that has not been waited for. torch treats tensors without values as a compiler's, and
-    waits in its graphs at once.
+    Yields the class of a pending result. torch treats tensors without values as a compiler's, and waits at once in
+    graphs.
     """
     if at_once:
         yield ()
@@ -296,10 +296,10 @@ def _flash_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention by its flash kernel; with a mask, or values of another size than queries, by the
-    kernel that takes these.
+    """scaled_dot_product_attention by its flash kernel, or by the kernel that accepts masks and values of another size
+    than queries.
 
-    No kernel accepts queries that are not (batch, heads, sequence, head): an accelerator decomposes those.
+    No kernel accepts queries other than (batch, heads, sequence, head), for which an accelerator decomposes attention.
     """
     aten: Any = torch.ops.aten
     scale = options.get("scale")
@@ -317,7 +317,7 @@ def _flash_attention(
 def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
     """Enter `around()` whenever DDP's reducer, in C++, is made, compares parameters of ranks, or rebuilds buckets.
 
-    There it computes on the host, in its own memory.
+    In these phases the reducer computes on the host, in its own memory.
     """
     try:
         require(REDUCER)

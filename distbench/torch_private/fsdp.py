@@ -20,7 +20,9 @@ class Label:
     """Origin of communication."""
 
     source: str  # "fsdp" or "redistribute"
-    owner: str = ""  # FSDP's name of the module whose parameters it moves; empty for the root, and for a redistribution
+    owner: str = (
+        ""  # FSDP's name of the module whose parameters are communicated; empty for the root, and for a redistribution
+    )
     redistribution: str = ""  # `"S(0)R->RR"`, one placement per mesh dim; empty for FSDP
     explicit: bool = True  # requested by a user or a parallel style, not by an operator
 
@@ -35,11 +37,11 @@ class Message:
 
     @property
     def owner(self) -> str:
-        """The owner in the form of paths."""
+        """Owner of the message as text for paths."""
         return f"stage{self.stage}.microbatch.{self.microbatch}"
 
 
-# A stage's methods that make its messages, to the phase.
+# Methods of a stage that make messages, to the phase.
 MESSAGES = {
     f"get_{way}_{what}_ops": phase
     for way, phase in (("fwd", "forward"), ("bwd", "backward"))
@@ -52,7 +54,7 @@ class Labels:
 
     def __init__(self) -> None:
         self.stack: list[Label] = []
-        self.messages: dict[int, Message] = {}  # by the `id` of the tensor that is sent, or received into
+        self.messages: dict[int, Message] = {}  # by the `id` of the sent or received tensor
 
     @property
     def current(self) -> Label | None:
@@ -79,7 +81,7 @@ def labelled_communication(names: Mapping[nn.Module, str]) -> Iterator[Labels]:
     """Track FSDP's and DTensor's communication while the context is open.
 
     Args:
-        names: module to its name in the model; FSDP's own names begin at the module that it saw first.
+        names: module to its name in the model; FSDP's own names are relative to its first module.
     """
     require("communication labels")
     require("autograd sequence numbers")
@@ -113,7 +115,7 @@ def labelled_communication(names: Mapping[nn.Module, str]) -> Iterator[Labels]:
         )
         for module in (_api, _dispatch, _redistribute):
             label_all(module, "redistribute_local_tensor", partial(_redistribution, module is not _dispatch))
-        # If it is not imported, there is no pipeline.
+        # Without the import, there is no pipeline.
         if (pipelining := sys.modules.get("torch.distributed.pipelining")) is not None:
             for name, phase in MESSAGES.items():
                 plain = getattr(pipelining.PipelineStage, name)
@@ -183,8 +185,8 @@ def finished_parameter() -> torch.Tensor | None:
 def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
     """Make stages of a pipeline on a fake group use their given shapes.
 
-    In its first step torch exchanges messages on whether all stages have their shapes. The method for this has another
-    name since torch 2.15; torch 2.11 has none.
+    In the first step, torch exchanges messages on whether all stages have shapes. The method has another name since
+    torch 2.15; torch 2.11 has no such exchange.
     """
     methods = ("_initialize_pipeline_distributed_state", "_warmup_p2p")
     method = next((name for name in methods if hasattr(schedule, name)), None)
@@ -201,16 +203,16 @@ def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
 
 
 def forget_step(schedule: Any) -> None:
-    """Clear the state of a pipeline's schedule after a step that raised: the next step would use the remains."""
+    """Clear the state of a pipeline's schedule after a failed step, since the next step would use the remains."""
     for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
         getattr(schedule, name, set()).clear()
 
 
 @contextlib.contextmanager
 def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]], list[Any]]) -> Iterator[None]:
-    """Call `issue(tensors, messages of one batch)` where stages of a pipeline send and receive.
+    """Call `issue(tensors, messages of one batch)` instead of sends and receives of pipeline stages.
 
-    They `wait()` for its results, and nothing is sent.
+    The stages `wait()` for the results of `issue`, and nothing is sent.
     """
     if (schedules := sys.modules.get("torch.distributed.pipelining.schedules")) is None:
         yield  # there is no pipeline
@@ -228,7 +230,9 @@ fork_rng = torch.random.fork_rng
 
 
 def _fork_rng_of_any_device(devices: Any = None, *args: Any, **options: Any) -> Any:
-    """`torch.random.fork_rng` for any device: the schedules of torch 2.12 leave `device_type` at its default, CUDA."""
+    """`torch.random.fork_rng` for any device, since the schedules of torch 2.12 leave `device_type` at its default,
+    CUDA.
+    """
     types = {device.type for device in devices or () if isinstance(device, torch.device)}
     return fork_rng(devices, *args, **({"device_type": types.pop()} if len(types) == 1 else {}) | options)
 
@@ -240,14 +244,14 @@ def _message(op: dist.P2POp) -> CollectiveCall:
 
 
 def unit_policies(model: nn.Module) -> dict[nn.Module, Any]:
-    """Map each module that `fully_shard`, or `replicate` of its kind, made a unit to its mixed precision policy."""
+    """Map each unit of `fully_shard`, or of `replicate` on FSDP2's machinery, to its mixed precision policy."""
     return {module: state._mp_policy for module, state in _units(model)}
 
 
 def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
-    """Return the dtype in which FSDP2 reduces gradients under a mixed precision policy, of parameters held in `held`.
+    """Return the dtype in which FSDP2 reduces gradients under a mixed precision policy, for parameters of dtype `held`.
 
-    Without `reduce_dtype` it is their own dtype since torch 2.15, and the one of their all-gather before
+    Without `reduce_dtype` this is the parameters' dtype since torch 2.15, and the dtype of their all-gather before
     (`MixedPrecisionPolicy`).
     """
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -260,7 +264,7 @@ def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
 def sum_then_divide(model: nn.Module) -> None:
     """Make FSDP2's units with their own divide factor sum gradients before they divide.
 
-    Only NCCL divides by a number other than the group's size. Units that scatter nothing are left out, since torch
+    Only NCCL divides by a number other than the group's size. Units without a reduce-scatter are left out, since torch
     would divide twice.
     """
     for group in _parameter_groups(model):

@@ -25,9 +25,9 @@ from distbench.torch_private.fake_tensors import (
 )
 from distbench.torch_private.probe import replaced, require
 
-# Elements of a tensor whose values are kept.
+# Most elements of a tensor whose values are kept.
 MAX_KNOWN = 1 << 22
-# Operators that choose, with the indices of what they chose.
+# Operators that choose, with the position of the chosen indices.
 CHOOSE = ("topk", "max", "min", "argmax", "argmin", "sort", "multinomial")
 READ = "_local_scalar_dense"
 EMPTY = ("empty", "new_empty")
@@ -35,13 +35,14 @@ NO_VALUE = "needs a tensor's value, which a simulated step does not have"
 
 
 class KnownValues(TorchDispatchMode):
-    """Keeps the values of tensors that do not depend on parameters; code may read them, and shapes may depend on them.
+    """Mode that keeps values of tensors that do not depend on parameters, so that code and shapes may depend on the
+    values.
 
-    On the host such a tensor is real. On a device it has no memory, and its values are kept by its storage. Of a
-    collective of such tensors, all ranks are assumed to send the same.
+    On the host, a tensor with known values is real. On a device, a tensor has no memory, and its values are kept by
+    storage. All ranks are assumed to send the same values in a collective.
 
     Args:
-        assume: glob pattern over module names to an assumption for all that these modules choose, mask or read.
+        assume: glob pattern over module names to an assumption for all choices, masks and reads of these modules.
     """
 
     def __init__(self, assume: Mapping[str, Assumption] | None = None) -> None:
@@ -51,7 +52,7 @@ class KnownValues(TorchDispatchMode):
 
         self._fake, self._assume = FakeTensor, assume or {}
         self._kept: weakref.WeakKeyDictionary[torch.UntypedStorage, torch.UntypedStorage] = weakref.WeakKeyDictionary()
-        self._unknown: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # real ones that were written into
+        self._unknown: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # real storages that were written into
         self._chosen_in: weakref.WeakKeyDictionary[torch.UntypedStorage, str] = weakref.WeakKeyDictionary()
         self._names: dict[nn.Module, str] = {}
         self._running: list[nn.Module] = []
@@ -89,7 +90,7 @@ class KnownValues(TorchDispatchMode):
 
     @property
     def _place(self) -> str:
-        """The name of the innermost running module; "" for the root."""
+        """Return the name of the innermost running module; "" for the root."""
         return next((self._names[module] for module in reversed(self._running) if module in self._names), "")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,7 +120,7 @@ class KnownValues(TorchDispatchMode):
         return out
 
     def _values(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor's values, in memory that views of it share; None if they are unknown."""
+        """Return a tensor's values, in memory that its views share; None if unknown."""
         if not self._knows([tensor]) or has_values(tensor):
             return tensor if self._knows([tensor]) else None
         kept = self._kept[tensor.untyped_storage()]
@@ -142,13 +143,13 @@ class KnownValues(TorchDispatchMode):
         if any(tensor.is_meta for tensor in outputs) or sum(tensor.numel() for tensor in outputs) > MAX_KNOWN:
             return False
         on_host = all(tensor.device.type == "cpu" for tensor in (*tensors, *outputs))
-        # Random numbers of the device, and its memory that nothing has written yet.
+        # Random numbers of the device and unwritten memory have no known values.
         is_drawn = torch.Tag.nondeterministic_seeded in func.tags
         is_made = func.overloadpacket.__name__.startswith(EMPTY) and outputs[0].is_floating_point()
         return on_host or not (is_drawn or is_made)
 
     def _computed(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-        """Run an operator with values; return its real results on the host, and those without memory on a device."""
+        """Run an operator with values; return real results on the host, and results without memory on a device."""
         device = next((tensor.device for tensor in tensors_in([args, kwargs]) if tensor.device.type != "cpu"), None)
         with_values = _mapped([args, kwargs], self._values)
         if "device" in kwargs:
@@ -177,7 +178,7 @@ class KnownValues(TorchDispatchMode):
         return _mapped(out, chosen)
 
     def _keep(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep values of a tensor of a device; views and in-place operators have changed them already."""
+        """Keep values of a tensor on a device; views and in-place operators have already changed the values."""
         storage = tensor.untyped_storage()
         kept = self._kept.get(storage)
         if kept is None or kept.nbytes() != storage.nbytes():
@@ -210,7 +211,7 @@ class KnownValues(TorchDispatchMode):
         self._need([tensor], NO_VALUE)
 
     def _indices_of_masks(self, func: Any, args: Any) -> tuple[Any, Any]:
-        """Replace masks that are known, or assumed to keep a share, by the indices of the kept elements."""
+        """Replace known masks, and masks with an assumed share, by the indices of the kept elements."""
         name = func.overloadpacket.__name__
         if name == "nonzero":
             self._know_mask(args[0])
@@ -227,7 +228,7 @@ class KnownValues(TorchDispatchMode):
             self._know_mask(index)
             if not self._knows([index]):
                 return func, args
-            # The mode is off in here: run it for the indices themselves.
+            # The mode is inactive here, so run it for the indices.
             found = self.__torch_dispatch__(torch.ops.aten.nonzero.default, (), (index,))
             indices += [self._column(found, place) for place in range(index.ndim)]
         return func, (args[0], indices, *args[2:])
@@ -242,14 +243,16 @@ class KnownValues(TorchDispatchMode):
         if not isinstance(share := self._assumed_at(self._place), float):
             return
         if not 0 <= share <= 1:
-            raise NeedsValues(f"masks elements, and --assume gives {share:g}: give the share that is kept, 0 to 1")
+            raise NeedsValues(f"masks elements, but --assume gives {share:g}; give the kept share from 0 to 1")
         storage = mask.untyped_storage()
         with with_values_again():
             steps = torch.arange(storage.nbytes() + 1, dtype=torch.float64).mul(share).add(1e-9).floor()
-            self._kept[storage] = steps.diff().bool().untyped_storage()  # whole: a mask may be expanded
+            self._kept[storage] = (
+                steps.diff().bool().untyped_storage()
+            )  # the whole storage, since a mask may be expanded
 
     def _note_choices(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], out: Any) -> None:
-        """Give the assumed values to indices that a module chooses; remember the module of other ones."""
+        """Give the assumed values to indices that a module chooses; remember the module of other indices."""
         outputs = [tensor for tensor in tensors_in(out) if not tensor.is_floating_point() and not tensor.is_complex()]
         if func.overloadpacket.__name__ in CHOOSE and tensors and tensors[0].is_floating_point():
             for indices in outputs:
@@ -265,7 +268,7 @@ class KnownValues(TorchDispatchMode):
                 self._chosen_in[tensor.untyped_storage()] = origin
 
     def _choose(self, indices: torch.Tensor, func: Any, args: Any, kwargs: Any, load: Any) -> None:
-        """Let rows choose by the load; the choices of one row differ while no share is above one choice per row."""
+        """Let rows choose by the load; choices of a row differ unless a share is above one choice per row."""
         arguments = arguments_of(func, args, kwargs)
         scores: torch.Tensor = arguments["self"]
         dim = arguments.get("dim", -1)
@@ -291,7 +294,7 @@ class KnownValues(TorchDispatchMode):
         tensors = tensors_in([args, kwargs])
         out = func(*args, **kwargs)
         returned = [tensor for tensor in tensors_in(out) if tensor.dtype != torch.bool]
-        if call is None:  # it waits, or wraps
+        if call is None:  # an operator that waits or wraps
             if tensors and returned and (values := self._values(tensors[0])) is not None:
                 self._keep_or_forget(returned[0], values)
             return out
@@ -324,23 +327,23 @@ class KnownValues(TorchDispatchMode):
         return None
 
     def _need(self, tensors: Sequence[torch.Tensor], what: str, cause: Exception | None = None) -> None:
-        """Raise NeedsValues with the assumption that would be enough."""
+        """Raise NeedsValues with a sufficient assumption."""
         origins = (self._chosen_in.get(tensor.untyped_storage()) for tensor in tensors)
         chosen_in = next((name for name in origins if name is not None), None)
         where = f"module {name!r}" if (name := self._place if chosen_in is None else chosen_in) else "the root module"
         value = UNIFORM
         if chosen_in is None:
             is_mask = what != NO_VALUE and any(tensor.dtype == torch.bool for tensor in tensors)
-            value = "SHARE, the share that its mask keeps" if is_mask else "NUMBER, the value that it reads"
-        why = f"in {where}" if chosen_in is None else f"they depend on what {where} chooses"
+            value = "SHARE, the kept share of its mask" if is_mask else "NUMBER, the value that it reads"
+        why = f"in {where}" if chosen_in is None else f"from a choice by {where}"
         pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) or "*"
         option, comma, meaning = value.partition(", ")
         explained = f" ({meaning})" if comma else ""
-        raise NeedsValues(f"{what}; {why}: give --assume '{pattern}={option}'{explained}") from cause
+        raise NeedsValues(f"{what}, {why}; give --assume '{pattern}={option}'{explained}") from cause
 
 
 def _received(kind: str, sent: torch.Tensor, ranks: Sequence[int], shape: Sequence[int]) -> torch.Tensor | None:
-    """Return what this rank receives if all ranks send the same; None if that is unknown."""
+    """Return the values that this rank receives if all ranks send the same; None if unknown."""
     size = len(ranks)
     if kind == "broadcast":
         return sent

@@ -18,21 +18,21 @@ from distbench.torch_private.probe import replaced, require
 
 
 class Block(NamedTuple):
-    """Memory of a storage: its number from `allocate`, and its bytes."""
+    """Memory of a storage, with its number from `allocate` and its bytes."""
 
     number: int
     num_bytes: int
 
 
 class LiveStorages:
-    """The storages of tensors, each from its first use until nothing refers to it.
+    """The storages of tensors, each from its first use until its last reference.
 
-    FSDP2 frees and fills storages by resizing them, which no operator shows. A resized storage is freed and allocated
+    FSDP2 frees and fills storages by resizing, which no operator shows. A resized storage is freed and allocated
     again.
 
     Args:
         allocate: called with the bytes of a storage, and whether it was resized; returns its number.
-        free: called with a block of `allocate`.
+        free: called with the freed block.
     """
 
     def __init__(self, allocate: Callable[[int, bool], int], free: Callable[[Block], object]) -> None:
@@ -40,7 +40,7 @@ class LiveStorages:
         self._blocks: dict[int, Block] = {}
 
     def see(self, storage: torch.UntypedStorage) -> int:
-        """Return the number of a storage; allocate it if it is new."""
+        """Return the number of a storage; allocate a new storage."""
         number = self.number_of(storage)
         return self._keep(storage, storage.nbytes(), False) if number is None else number
 
@@ -79,9 +79,10 @@ class LiveStorages:
 
 
 def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: Any) -> int:
-    """Bytes of all tensors alive at the peak of one call, including the model's and others (nested containers).
+    """Return the bytes of all tensors alive at the peak of one call, including the model's and `others` (nested
+    containers).
 
-    It counts tensors, so it is the same every time, and less than the memory of an allocator. Compiled modules run
+    The count of tensors is reproducible, and lower than an allocator's memory. Compiled modules run
     uncompiled, since no operator shows the allocations of fused kernels.
     """
     live = peak = num_blocks = 0
@@ -116,13 +117,13 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
     gc.collect()
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
-            # Before FSDP2's own hook: operators show the memory that it gathers for a module.
+            # Before FSDP2's own hook, since operators show the memory that FSDP2 gathers for a module.
             hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True))
         if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import takes seconds
             hooks.enter_context(torch.compiler.set_stance("force_eager"))
         hooks.enter_context(storages.resizing())
         hooks.enter_context(each_operator(handle))
-        # Tensors in reference cycles are freed at some garbage collection: peaks would not be reproducible.
+        # Garbage collection frees tensors in reference cycles at any time, so peaks would not be reproducible.
         gc.disable()
         if was_collecting:
             hooks.callback(gc.enable)
@@ -135,7 +136,7 @@ def _storages_in(tree: object) -> Iterator[torch.UntypedStorage]:
     """Return the storages of the tensors in nested containers: this rank's part of a DTensor, the inner tensors of a
     subclass.
 
-    Tensors without values have none; DTensor runs an operator on them for its result's shape.
+    Tensors without values have no storage; DTensor runs operators on them for the result's shape.
     """
     for tensor in tensors_in(tree):
         if hasattr(tensor, "__tensor_flatten__"):
@@ -145,18 +146,18 @@ def _storages_in(tree: object) -> Iterator[torch.UntypedStorage]:
 
 
 class Allocation(NamedTuple):
-    """A block that CPU's allocator handed out, or got back."""
+    """Allocation or release of a block by CPU's allocator."""
 
     pointer: int
-    num_bytes: int  # as requested; negative if it was freed
-    # Enclosing blocks on its thread, outermost first: names of `record_function`, sequence numbers of backward's nodes.
+    num_bytes: int  # as requested; negative for a release
+    # Enclosing scopes on its thread, outermost first: names of `record_function`, sequence numbers of backward's nodes.
     inside: tuple[str | int, ...] = ()
 
 
 def cpu_allocations(call: Callable[[], object]) -> list[Allocation]:
-    """Return every block that CPU's allocator handed out or got back during a call, in order, on all of its threads.
+    """Return every allocation and release by CPU's allocator during a call, in order, on all threads of the call.
 
-    Blocks from before the call are left out.
+    Releases of blocks from before the call are left out.
     """
     require("memory of a step")
     from torch._C._profiler import RecordScope
@@ -164,7 +165,7 @@ def cpu_allocations(call: Callable[[], object]) -> list[Allocation]:
 
     enable: Any = profiler._enable_profiler
     scopes = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
-    # Record no operators, which it does by default: that takes longer than the step.
+    # Turn off the default recording of operators, which takes longer than the step.
     with replaced(profiler, "_enable_profiler", lambda config, activities: enable(config, activities, scopes)):
         recording: Any = profiler.profile(profile_memory=True)
         with recording:
@@ -192,7 +193,7 @@ def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
 
 
 def storages_of(tree: object) -> dict[int, int]:
-    """Map the start of each tensor's memory in nested containers to its bytes: this rank's part of a DTensor, the inner
-    tensors of a subclass.
+    """Map the start of each tensor's memory in nested containers to its bytes; DTensors count by this rank's part,
+    other subclasses by their inner tensors.
     """
     return {storage.data_ptr(): storage.nbytes() for storage in _storages_in(tree) if storage.nbytes()}

@@ -18,12 +18,12 @@ BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
 
 
 def is_strided_shard(placement: object) -> bool:
-    """Return whether a placement is FSDP2's for a tensor dim that TP sharded before."""
+    """Return whether a placement is FSDP2's strided shard of a tensor dim that TP sharded before."""
     return type(placement).__name__ == "_StridedShard"
 
 
 def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) -> None:
-    """torch's composable DDP, which supports modules on the meta device: it starts with the first forward."""
+    """Apply torch's composable DDP, which starts with the first forward and so supports modules on the meta device."""
     require("composable DDP")
     from torch.distributed._composable.replicate import replicate
 
@@ -31,10 +31,10 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
 
 
 def steps_until_buckets_stay(model: Any) -> int:
-    """Return the number of steps after which DDP keeps its buckets; 0 without DDP.
+    """Return the number of steps after which DDP's buckets do not change; 0 without DDP.
 
-    DDP rebuilds them in the second step, for a static graph in the third. On a fake process group of CPUs DDP gets a
-    hook: works there have no result, which the reducer reads.
+    DDP rebuilds buckets in the second step, for a static graph in the third. On a fake process group of CPUs, DDP gets
+    a hook, since its works lack the result that the reducer reads.
     """
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
@@ -57,7 +57,7 @@ def hooked_parameters(model: Any) -> set[str]:
 
 
 def replicate_by_unit() -> Any:
-    """torch's `replicate` on FSDP2's machinery, which also supports DTensors: (module, mesh=..., ...) -> module."""
+    """Return torch's `replicate` on FSDP2's machinery, which supports DTensors: (module, mesh=..., ...) -> module."""
     require("replicas by unit")
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
@@ -67,7 +67,7 @@ def replicate_by_unit() -> Any:
 def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
     """Return the `options` of `torch.compile` for async TP over a 1-D mesh, whose group gets symmetric memory.
 
-    Raises Skipped if the mesh is not of CUDA devices: other devices have no symmetric memory.
+    Raises Skipped if the mesh's devices are not CUDA, since other devices have no symmetric memory.
     """
     if mesh.device_type != "cuda":
         raise Skipped(
@@ -89,7 +89,7 @@ def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
 
 
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:
-    """Make torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
+    """Return torch's strided shard: `tensor_dim` in `split_factor` pieces, with a chunk of each piece per rank."""
     require("2-D parameter shards")
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -98,7 +98,7 @@ def strided_shard(tensor_dim: int, split_factor: int) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
-    """Map each mesh dim with groups whose ranks do not ascend to one of those groups.
+    """Map each mesh dim that has groups of non-ascending ranks to the first such group.
 
     torch sorts the ranks of a process group, so a collective over such a mesh dim silently gives wrong values.
     """
@@ -112,7 +112,7 @@ def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
 def groups_along(mesh: DeviceMesh) -> list[list[list[int]]]:
     """Return the groups of each mesh dim, each with its global ranks in the mesh's order."""
     require("ranks of a mesh in their order")
-    # Plans are also made while torch traces, and torch then rejects reads of a mesh.
+    # Plans are also made while torch traces, when torch rejects reads of a mesh.
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -144,7 +144,7 @@ def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
 
 
 def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Sequence[str]) -> DeviceMesh:
-    """Make two mesh dims, (replicate, shard), each flattened from one or several."""
+    """Return a mesh of two mesh dims, (replicate, shard), each flattened from one or several mesh dims."""
     if len(replicate_dims) == 1 and len(shard_dims) == 1:
         return mesh[(replicate_dims[0], shard_dims[0])]
     for mesh_dims in (replicate_dims, shard_dims):
@@ -153,7 +153,7 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 
 
 def on_spmd_mesh(mesh: DeviceMesh, shard_dims: Sequence[str], replicate_dims: Sequence[str]) -> dict[str, Any]:
-    """Arguments of `fully_shard` for parameters that are DTensors on a whole mesh with these data parallel dims."""
+    """Return arguments of `fully_shard` for parameters that are DTensors on a mesh with these data parallel dims."""
     require(SPMD_MESH)
     from torch.distributed.fsdp import DataParallelMeshDims
 
@@ -173,16 +173,17 @@ def _fake_group(world_size: int, backend: str = "fake", rank: int = 0) -> Iterat
 
 @contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> Iterator[DeviceMesh]:
-    """Make a device mesh over torch's fake process group, as the given rank; its messages go nowhere.
+    """Make a device mesh over torch's fake process group as the given rank, without communication.
 
-    It may be repeated in a process: DTensor's data about the last mesh, whose groups no longer exist, is cleared.
+    Repeated use in a process is possible, since DTensor's data on the last mesh, whose groups no longer exist, is
+    cleared.
     """
     require("fake process group")
     try:
         with _fake_group(math.prod(mesh.values()), "fake" if device == "cpu" else f"cpu:fake,{device}:fake", rank):
             yield init_device_mesh(device, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     finally:
-        # DTensor would reuse layouts with these groups' names for an equal mesh, or a part of it.
+        # DTensor would reuse layouts with these groups' names for an equal mesh, or for a part of an equal mesh.
         forget_layouts()
 
 
@@ -218,7 +219,7 @@ def forget_layouts_of_backward(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
-    """Make a mesh without names on a fake process group, for torch's planners, with `devices_per_host`."""
+    """Make a mesh without names and with `devices_per_host` on a fake process group, for torch's planners."""
     require("fake process group")
     from torch.distributed.tensor import _collective_utils
 

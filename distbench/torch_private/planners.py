@@ -24,7 +24,7 @@ class OrderedPlacements(tuple[Any, ...]):
 
     @classmethod
     def of(cls, state: State) -> "OrderedPlacements":
-        """Return the placements and the shard order of one of our states."""
+        """Return the placements and the shard order of a `State`."""
         placements, shard_order = layout_of(state)
         ordered = cls(placements)
         ordered.shard_order = shard_order
@@ -34,8 +34,8 @@ class OrderedPlacements(tuple[Any, ...]):
 class OrderedTensor:
     """The part of a DTensor that a redistribution needs, for layouts that `DTensor.redistribute` does not support.
 
-    torch's operators redistribute in the same way: with explicit shard orders on either side, and to Partial. `full`
-    has the full shape, stride and dtype; its values are not read.
+    torch's operators redistribute in the same way, with explicit shard orders on either side, and to Partial. `full`
+    has the full shape, stride and dtype, and its values are not read.
     """
 
     def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:
@@ -66,9 +66,9 @@ def clear_redistribution_caches() -> None:
 
 @contextlib.contextmanager
 def planner(name: str) -> Iterator[None]:
-    """DTensor plan by `greedy` or `min_cost`, with caches cleared before and after; ValueError for another name."""
+    """Let DTensor plan by `greedy` or `min_cost`, with caches cleared before and after; ValueError for other names."""
     if name not in TORCH_PLANNERS:
-        raise ValueError(f"planner {name!r} is not one of torch's: {', '.join(TORCH_PLANNERS)}")
+        raise ValueError(f"planner {name!r} is unknown; use {' or '.join(TORCH_PLANNERS)}")
     require(PLANNERS)
     from torch.distributed.tensor import _redistribute as module
 
@@ -82,9 +82,9 @@ def planner(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def remembered_steps() -> Iterator[None]:
-    """Compute the steps out of a layout once in torch's graph search, not for each pair: same paths, less time.
+    """Compute the steps out of a layout once in torch's graph search, not for each pair, for equal paths in less time.
 
-    Those steps and their costs depend on the planner's mesh and tensor, and on its earlier targets.
+    The steps and their costs depend on the planner's mesh and tensor, and on earlier targets.
     """
     from torch.distributed.tensor import _redistribute as module
 
@@ -106,7 +106,7 @@ def remembered_steps() -> Iterator[None]:
 
 
 class OwnPlans:
-    """Planned paths of one case, which DTensor uses while `used` is open; they are kept while others plan."""
+    """Planned paths of one case, which DTensor uses while `used` is open, and which are kept while other cases plan."""
 
     def __init__(self) -> None:
         self._cached: Any = None
@@ -126,16 +126,16 @@ class OwnPlans:
 class PathStep:
     """One step of a redistribution path on this rank."""
 
-    op: str | None  # "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local one
+    op: str | None  # "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local step
     group_size: int
     logical_numel: int  # elements of the tensor before this mesh dim shards it
-    mesh_dim: str = ""  # or of several flattened into one; empty if the mesh has no names
-    num_copies: int = 0  # gathered or scattered tensor dims that are not the first (0 to 2)
+    mesh_dim: str = ""  # or several, flattened into one; empty if the mesh has no names
+    num_copies: int = 0  # gathered or scattered tensor dims other than the first (0 to 2)
     local_op: str = CUT  # one of `cost_profile.LOCAL_OPS` if `op` is None
 
     @property
     def does(self) -> str:
-        """The collective, or the local operation."""
+        """Name of the collective, or of the local operation."""
         return self.op or self.local_op
 
     @property
@@ -150,7 +150,7 @@ class PathStep:
 
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
-    """Return DTensor's current path: in torch's own notation, and step by step."""
+    """Return DTensor's current path, in torch's own notation and step by step."""
     source = dtensor._spec
     infos, text = _planned(source, _spec(source, placements))
     steps, held_numel = [], dtensor.to_local().numel()
@@ -174,7 +174,7 @@ def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, sou
 
 
 def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return torch's placements and shard order of one of our states."""
+    """Return torch's placements and shard order of a `State`."""
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
 
     placements: list[Any] = [Replicate()] * state.mesh_ndim
@@ -189,13 +189,13 @@ def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 @lru_cache(maxsize=65536)
 def dist_state(state_class: Callable[..., Any], state: State) -> Any:
-    """Convert one of our states to the planner's (`DTensorRedistributePlanner.DistState`)."""
+    """Convert a `State` to the planner's (`DTensorRedistributePlanner.DistState`)."""
     return state_class(*layout_of(state))
 
 
 @lru_cache(maxsize=65536)
 def state_of_layout(placements: tuple[Any, ...], shard_order: tuple[Any, ...], tensor_ndim: int) -> State:
-    """Return our state of torch's placements and shard order; NotHandled for unknown placements and reduce ops."""
+    """Return the `State` of torch's placements and shard order; NotHandled for unknown placements and reduce ops."""
     orders: list[tuple[int, ...]] = [()] * tensor_ndim
     for entry in shard_order:
         orders[entry.tensor_dim] = tuple(entry.mesh_dims)
@@ -232,7 +232,7 @@ def _spec(source: Any, placements: Sequence[Any]) -> Any:
 
 
 def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
-    """Return (torch's steps, the path in its notation) between two specs."""
+    """Return (torch's steps, the path in torch's notation) between two specs."""
     require(PATHS)
     from torch.distributed.tensor import _redistribute as module
 
@@ -244,7 +244,7 @@ def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
             source.mesh, infos, source.placements, source.shard_order
         )
     except ValueError:
-        # torch cannot format greedy's paths over mesh dims of one rank: its shard order lacks their shards.
+        # torch cannot format greedy's paths over mesh dims of one rank, whose shards its shard order lacks.
         current = list(map(str, source.placements))
         texts = ["".join(current)]
         for info in infos:
@@ -255,10 +255,10 @@ def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
 
 
 def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
-    """Convert one step of torch.
+    """Convert a step of torch.
 
-    Greedy's logical shape is correct only for gathers. For a replica or a partial it is the shape at the path's
-    beginning, so the `held` elements of the local tensor are used instead.
+    Greedy's logical shape is correct only for gathers. For a replica or a partial, that shape is the shape at the
+    path's start, so the `held` elements of the local tensor are used instead.
     """
     group_mesh = getattr(info, "mesh", mesh)
     gathers = info._comm_type_key() in ("all_gather", "all_to_all")
@@ -279,16 +279,16 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
 
 @contextlib.contextmanager
 def native_all_to_all(enabled: bool = True) -> Iterator[None]:
-    """Make DTensor use the backend's own all-to-all on CPU meshes too (other meshes use it already), if `enabled`.
+    """Make DTensor use the backend's own all-to-all on CPU meshes, as on other meshes, if `enabled`.
 
-    torch's substitute is older than gloo's all-to-all. All ranks enter and leave this context together: a rank that
-    gathers would wait forever for ranks that exchange.
+    torch's substitute is older than gloo's all-to-all. All ranks must enter and leave this context together, since a
+    rank that gathers would wait forever for ranks that exchange.
     """
     if not enabled:
         yield
         return
     require("native all-to-all on CPU")
-    # placement_types imports the function by name, so it is replaced there.
+    # placement_types imports the function by name, so the function is replaced in that module.
     from torch.distributed.tensor import placement_types as module
 
     with replaced(module, "shard_dim_alltoall", _shard_dim_alltoall):

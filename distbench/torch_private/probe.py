@@ -22,7 +22,7 @@ class Unsupported(Exception):
 
 
 class Skipped(Unsupported):
-    """There is nothing to measure here, which is not a failure; the message has the reason."""
+    """This machine or mesh has nothing to measure, which is not a failure; the message has the reason."""
 
     status = "skipped"
 
@@ -31,7 +31,7 @@ class Skipped(Unsupported):
 class Internal:
     """A torch name that a feature uses without a guarantee by torch, or its alternative names in different versions.
 
-    They are dotted names in a module, each with its required parameters.
+    The alternatives are dotted names in a module, each with its required parameters.
     """
 
     feature: str
@@ -40,12 +40,12 @@ class Internal:
 
     @property
     def name(self) -> str:
-        """The names as text."""
+        """Alternative names as text."""
         return " or ".join(dict(self.alternatives))
 
 
 class Probe(NamedTuple):
-    """An Internal, and the missing part of it in this version of torch, or None."""
+    """An Internal, and its missing part in this version of torch, or None."""
 
     internal: Internal
     missing: str | None
@@ -59,12 +59,12 @@ BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
 REDUCER = "DDP's reducer on a simulated device"
 STAGES_AGREE = "pipelines on a fake process group"
-V_SCHEDULES = "schedules whose stages lie in a V, on gloo"
+V_SCHEDULES = "schedules with stages in a V, on gloo"
 SHARDED_INDICES = "backward of indexing by a sharded tensor"
 ZERO_FILLS = "redistribution from Shard to Partial by zero-fill"
 # Features that older versions of torch lack, to the first version with them.
 LOWEST = {SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12), SHARDED_INDICES: (2, 12), ZERO_FILLS: (2, 14)}
-# Features that work around a change of torch in that version; older versions need no work-around.
+# Features that work around a change of torch in that version; older versions need no workaround.
 NEEDLESS_BEFORE = {STAGES_AGREE: (2, 12)}
 
 BIND = "_maybe_apply_numa_binding_to_current_process"
@@ -140,7 +140,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed.fsdp": ("FSDPModule._get_fsdp_state",),
         "torch.distributed.fsdp._fully_shard._fsdp_state": ("FSDPState.init(mp_policy)",),
     },
-    # The second name since torch 2.14.
+    # torch has the second name since 2.14.
     BINDING: {"torch.numa.binding": (f"{BIND}(gpu_index, numa_options) or {BIND}(device_index, numa_options)",)},
     "memory of a step": {
         "torch.autograd.profiler": ("_enable_profiler",),
@@ -182,7 +182,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "process groups by name": {"torch.distributed.distributed_c10d": ("_world.pg_map",)},
     STAGES_AGREE: {
         "torch.distributed.pipelining._utils": ("InferenceMode.STATIC",),
-        # The second name since torch 2.15.
+        # torch has the second name since 2.15.
         PIPELINES: (
             "_PipelineSchedule._warmup_p2p(stages) or _PipelineSchedule._initialize_pipeline_distributed_state(stages)",
         ),
@@ -240,7 +240,7 @@ INTERNALS = tuple(
 
 
 def probe() -> list[Probe]:
-    """Look up every internal that this version of torch needs, without changes."""
+    """Look up every internal for this version of torch, without changes to torch."""
     version = release(torch.__version__)
     return [
         Probe(internal, needs_newer(internal.feature) or _missing(internal))
@@ -289,7 +289,7 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
 
 
 def _missing(internal: Internal) -> str | None:
-    """Return the missing part of the last of an internal's alternatives; None if this torch has one of them."""
+    """Return the missing part of an internal's last alternative; None if this torch has an alternative."""
     missing: str | None = None
     for name, parameters in internal.alternatives:
         try:
@@ -307,19 +307,19 @@ def _missing(internal: Internal) -> str | None:
     return missing
 
 
-# Imports of the first compiled step of a process, which take longer than the step; they import everything else.
+# Modules whose import takes longer than the first compiled step of a process; they import all others.
 COMPILER = ("torch._functorch.aot_autograd", "torch._inductor.pattern_matcher")
 
 
 def import_compiler() -> None:
-    """Import torch's compiler for processes forked from this one; nothing is compiled."""
+    """Import torch's compiler for processes forked from this process, without compiling."""
     for name in COMPILER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of torch.compile if it cannot compile; errors of a module's own code pass through unchanged."""
+    """Return torch.compile's error types for code that it cannot compile; a module's own errors have other types."""
     with contextlib.suppress(ImportError, AttributeError):
         return (importlib.import_module("torch._dynamo.exc").TorchDynamoException,)
     return ()
@@ -328,7 +328,7 @@ def compiler_errors() -> tuple[type[Exception], ...]:
 def bind_to_numa_node(local_rank: int, mode: str) -> None:
     """Bind this process to the CPUs near its device, as torchrun's `--numa-binding` does.
 
-    Raises UserError for a mode that torch lacks, Unsupported if this version of torch binds in another way.
+    Raises UserError for a mode that torch lacks, and Unsupported if this version of torch binds in another way.
     """
     require(BINDING)
     from torch.numa import binding

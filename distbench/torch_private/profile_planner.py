@@ -1,9 +1,9 @@
-"""DTensor plans by a profile, in one context: our cheapest path instead of torch's, and our prices for its operators.
+"""A context in which DTensor plans by a profile, with distbench's cheapest path and its prices for operators.
 
-While it is open, three functions are replaced: `_gen_transform_infos`, with and without its cache;
-`_optimize_transform_infos`, which would merge a plan's steps after they were priced; and `redistribute_cost`, by which
-an operator chooses its sharding. Cases that we do not plan are planned and priced by torch. torch's caches stay as they
-are, and our plans outlive the context, so that entering it again plans nothing twice.
+The open context replaces three functions: `_gen_transform_infos`, with and without its cache;
+`_optimize_transform_infos`, which would merge a plan's steps after pricing; and `redistribute_cost`, by which an
+operator chooses its sharding. torch plans and prices all other cases. torch's caches do not change, and distbench's
+plans outlive the context, so that a second context reuses them.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from distbench.torch_private.probe import PLANNERS, ZERO_FILLS, Unsupported, lac
 
 
 class PlanCounts:
-    """Number of plans that were ours, and reasons for leaving the others to torch; for reports, not for control.
+    """Number of plans by distbench, and reasons for plans by torch; for reports, not for control.
 
-    `above_max_bytes` of ours hold more than the limit, because every path does.
+    `above_max_bytes` of distbench's plans hold more than the limit, because every path does.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class PlanCounts:
         self._lock = threading.Lock()
 
     def count(self, steps: Any, reason: str | None) -> None:
-        """Count a plan; `reason` is why torch made it, None for ours."""
+        """Count a plan; `reason` is the reason for a plan by torch, None for a plan by distbench."""
         with self._lock:
             if reason is not None:
                 self.left_to_torch[reason] += 1
@@ -55,14 +55,17 @@ class PlanCounts:
             self.above_max_bytes += bool(steps.above_max_bytes)
             warning = steps.above_max_bytes if self.above_max_bytes == 1 else ""
         if warning:
-            warnings.warn(f"{warning}; further ones are only counted, in above_max_bytes", stacklevel=2)
+            warnings.warn(
+                f"{warning}; further plans above the limit are only counted, in above_max_bytes", stacklevel=2
+            )
 
 
 class Steps(list[Any]):
-    """torch's steps of one of our paths, which torch must not merge.
+    """torch's steps of a path by distbench, which torch must not merge.
 
-    It merges steps over mesh dims that were flattened into one. Then the steps differ from the priced ones, and are
-    wrong for uneven nested shards (pytorch PR 194457). `above_max_bytes` is why the path holds more than the limit.
+    torch merges steps over mesh dims that were flattened into one. The steps would then differ from the priced steps,
+    and be wrong for uneven nested shards (pytorch PR 194457). `above_max_bytes` has the reason for a path above the
+    limit.
     """
 
     above_max_bytes = ""
@@ -70,10 +73,10 @@ class Steps(list[Any]):
 
 @contextlib.contextmanager
 def _planned_by(planning: "_Planning") -> Iterator[PlanCounts]:
-    """Let DTensor plan redistributions, and its operators price them, by `planning`.
+    """Let DTensor plan redistributions, and its operators price redistributions, by `planning`.
 
-    Contexts may be left in any order, as by threads, or by a generator that is closed late. A context that is left
-    under another open one passes calls on to the functions that it replaced.
+    Contexts may be left in any order, as by threads or by a generator that is closed late. A context that is left under
+    another open context passes calls on to the replaced functions.
     """
     from torch.distributed.tensor import _redistribute as module
     from torch.distributed.tensor._ops import utils as operators
@@ -91,7 +94,7 @@ def _planned_by(planning: "_Planning") -> Iterator[PlanCounts]:
 
 
 class _Context:
-    """Replacement of torch's functions from entering one context until leaving it."""
+    """Replacement of torch's functions from the entry of a context until its exit."""
 
     _lock = threading.Lock()
 
@@ -117,7 +120,7 @@ class _Context:
                 setattr(owner, name, current)
 
     def planned_once(self, original: Any) -> Any:
-        """`_gen_transform_infos`, with a cache of our plans."""
+        """Return `_gen_transform_infos` with a cache of distbench's plans."""
         from torch.distributed.tensor import _redistribute as module
 
         planning, counted_ids = self.planning, set[int]()
@@ -155,7 +158,7 @@ class _Context:
         return plan
 
     def merged(self, original: Any) -> Any:
-        """`_optimize_transform_infos`, which does not change our steps."""
+        """Return `_optimize_transform_infos` without changes to distbench's steps."""
 
         @functools.wraps(original)
         def merge(transform_infos: Any, *arguments: Any, **named: Any) -> Any:
@@ -182,10 +185,10 @@ class _Context:
 
 
 US_PER_S = 1e6
-# Collectives that torch runs correctly with any order of a group's ranks; None is local.
+# Collectives that torch runs correctly with any order of a group's ranks; None is a local step.
 ORDERLESS_STEPS = ("all_reduce", None)
 
-# Prices of a device mesh, or None if it is not covered.
+# Prices of a device mesh, or None for a mesh without prices.
 ModelOf = Callable[[Any], MeshCost | None]
 
 
@@ -193,28 +196,28 @@ ModelOf = Callable[[Any], MeshCost | None]
 def calibrated_planning(
     profile: Profile | str | os.PathLike[str], check_ranks: bool = True, *, max_bytes: int | None = None
 ) -> Iterator[PlanCounts]:
-    """Let DTensor plan every redistribution under a profile, including implicit ones and those of backward.
+    """Let DTensor plan every redistribution under a profile, including implicit redistributions and backward.
 
     Before operators choose a sharding, they query the prices of redistributions, which also come from the profile.
     DTensor caches an operator's choice, both inside and outside of the context.
 
-    It may be nested, also inside torch's own planner contexts, and restores the previous planner. Unsupported cases
-    (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover by name and
-    size) are planned and priced as without it. Enter and leave it on all ranks; contexts may be left in any
-    order. It also plans for other threads: backward may run on its own threads.
+    The context may be nested, also inside torch's own planner contexts, and restores the previous planner. torch plans
+    and prices unsupported cases (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile
+    does not cover by name and size). Enter and leave the context on all ranks; contexts may be left in any order. The
+    context also plans for other threads, since backward may run on its own threads.
 
     Args:
         profile: a profile or its file, the same on all ranks.
-        check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
-            ranks with different profiles would wait for each other forever.
-        max_bytes: limit on the bytes that a step of a plan holds on any rank, its local tensors before and after,
-            without a collective's own memory; the same on all ranks. The cheapest path within it is used; without
-            such a path, the path that holds least, with a warning (and `PlanCounts.above_max_bytes`).
+        check_ranks: compare the profile's digest over all ranks on entry, by one small collective of the default group,
+            since ranks with different profiles would wait for each other forever.
+        max_bytes: limit on the bytes of local tensors before and after a step on any rank, without a collective's own
+            memory; the same on all ranks. The cheapest path within the limit is used; if every path is above, the path
+            that holds least, with a warning (and `PlanCounts.above_max_bytes`).
 
     Raises:
-        Unsupported: torch's planner has another interface than the one replaced here.
-        UserError: `max_bytes` is not a positive number; the ranks' profiles or limits differ; the file cannot be
-            read on some rank; inside, over ranks whose order torch does not keep (`mesh.unordered_groups`).
+        Unsupported: torch's planner has another interface than the replaced interface.
+        UserError: `max_bytes` is not a positive number; the ranks' profiles or limits differ; the file cannot be read
+            on some rank; in the context, a step's ranks do not ascend (`mesh.unordered_groups`).
     """
     try:
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
@@ -222,13 +225,14 @@ def calibrated_planning(
         loaded = profile if isinstance(profile, Profile) else load_profile(Path(profile))
     except UserError:
         if check_ranks:
-            # Ranks that can enter must not wait for this one.
+            # Ranks that can enter must not wait for this rank.
             _on_all_ranks("unreadable")
         raise
     digest = loaded.digest()
     if check_ranks and len(set(_on_all_ranks(f"{digest}, {max_bytes}"))) > 1:
         raise UserError(
-            "the ranks have different profiles or max_bytes, and would wait forever; use the same on all ranks"
+            "the ranks have different profiles or max_bytes, with which they would wait forever; use the same on all "
+            "ranks"
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     require_known_planner()
@@ -238,7 +242,7 @@ def calibrated_planning(
 
 @contextlib.contextmanager
 def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
-    """Plan under any cost model, chosen per device mesh; None leaves it to torch. Plans end with the context."""
+    """Plan under any cost model, chosen per device mesh; None leaves the mesh to torch. Plans end with the context."""
     require_known_planner()
     with _planned_by(_Planning(model_of)) as counts:
         yield counts
@@ -246,7 +250,7 @@ def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
 
 @dataclass(frozen=True)
 class _PlanKey:
-    """Key of a plan; it includes the rank, because the steps of uneven shards have its sizes."""
+    """Key of a plan, which includes the rank, because steps of uneven shards have the rank's sizes."""
 
     digest: str
     mesh: tuple[tuple[str, int], ...]
@@ -261,13 +265,13 @@ def _kept_planning(key: _PlanKey) -> "_Planning":
 
 
 def forget_plans() -> None:
-    """Drop the plans and prices of every profile, so that the next context starts like the first one of a process."""
+    """Drop the plans and prices of every profile, so that the next context starts like a process's first."""
     _kept_planning.cache_clear()
     _price_us.cache_clear()
 
 
 class _Planning:
-    """Plans and prices under one choice of cost models; `kept` plans each pair of specs once."""
+    """Plans and prices under one choice of cost models; `kept` caches the plan of each pair of specs."""
 
     def __init__(self, model_of: ModelOf, max_bytes: int | None = None) -> None:
         self.max_bytes = max_bytes
@@ -277,18 +281,18 @@ class _Planning:
     def plan(
         self, source: Any, target: Any, use_graph: bool | None, forced: bool | None = None
     ) -> tuple[Any, str | None]:
-        """Return (torch's steps between two specs, why torch planned them or None); torch's flags are a key of `kept`.
+        """Return (torch's steps between two specs, reason if torch planned them); torch's flags are a key of `kept`.
 
-        Raises UserError if a step goes over ranks whose order torch does not keep.
+        Raises UserError if a step's group has non-ascending ranks.
         """
         steps, reason = self._planned(source, target, use_graph)
         unordered = unordered_groups(source.mesh)
         for step in steps:
             if step.mesh_dim in unordered and step._comm_type_key() not in ORDERLESS_STEPS:
                 raise UserError(
-                    f"{step._comm_type_key()} over mesh dim {step.mesh_dim} of {source.mesh} would give wrong values: "
-                    f"torch sorts a group's ranks, and {unordered[step.mesh_dim]} do not ascend; make a mesh with "
-                    "ascending ranks"
+                    f"{step._comm_type_key()} over mesh dim {step.mesh_dim} of {source.mesh} would give wrong values, "
+                    f"since torch sorts a group's ranks, but {unordered[step.mesh_dim]} do not ascend; make a mesh "
+                    "with ascending ranks"
                 )
         return steps, reason
 
@@ -308,30 +312,31 @@ class _Planning:
             if steps and self.max_bytes is not None and routes[0].peak_bytes > self.max_bytes:
                 steps.above_max_bytes = (
                     f"a redistribution of {tuple(source.shape)} from {source.placements} to {target.placements} holds "
-                    f"{routes[0].peak_bytes} bytes per rank on any path, and max_bytes is {self.max_bytes}; allow more"
+                    f"{routes[0].peak_bytes} bytes per rank on any path, but max_bytes is {self.max_bytes}; allow more"
                 )
             return steps, None
         except (NotHandled, NoPath) as error:
             reason = str(error)
         except ValueError:
-            # torch raises it for a strided shard without a shard order.
+            # torch raises this error for a strided shard without a shard order.
             if not any(map(is_strided_shard, (*source.placements, *target.placements))):
                 raise
             reason = "_StridedShard"
         return inspect.unwrap(module._gen_transform_infos_non_cached)(source, target, use_graph), reason
 
     def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
-        """Return the path between two of torch's states; NotHandled or NoPath if we have none."""
+        """Return the path between two of torch's states; raises NotHandled or NoPath without a path."""
         start, end = (
             state_of_layout(one.placements, one.tensor_dim_to_mesh_dim, len(meta.shape)) for one in (source, target)
         )
         return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
 
     def price(self, source: Any, target: Any) -> float:
-        """Return microseconds between two specs, with `redistribute_cost`'s two exceptions; raises like `route`.
+        """Return microseconds between two specs, with `redistribute_cost`'s two exceptions; raises the errors of
+        `route`.
 
-        Local steps cost nothing. From a shard or another partial to a partial the price is infinite: an operator that
-        gathers an input to add it up later would gain nothing. torch prices its zero-fill in the same way.
+        Local steps cost nothing. From a shard or another partial to a partial the price is infinite, since an operator
+        that gathers an input for a later sum would gain nothing. torch prices its zero-fill in the same way.
         """
         meta = source.tensor_meta
         if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:
@@ -367,7 +372,7 @@ def _route(problem: Problem, model: MeshCost, source: State, target: State, max_
 
 
 def require_known_planner() -> None:
-    """Raise `Unsupported` unless torch's planner has the interface that we replace."""
+    """Raise `Unsupported` unless torch's planner has the replaced interface."""
     try:
         from torch.distributed.tensor import _redistribute as module
 
@@ -387,7 +392,9 @@ def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: 
     supported = f"distbench supports {SUPPORTED}"
     parameters = tuple(inspect.signature(find_min_cost_path).parameters)
     if parameters != ("self", "src_state", "dst_state"):
-        raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {supported}")
+        raise Unsupported(
+            f"calibrated planning: find_min_cost_path has parameters {', '.join(parameters)}; {supported}"
+        )
     fields, known_fields = dataclasses.fields(planner_class.DistState), ("placements", "tensor_dim_to_mesh_dim")
     if tuple(field.name for field in fields if field.init) != known_fields:
         raise Unsupported(
@@ -416,13 +423,13 @@ def _on_all_ranks(digest: str) -> list[str]:
 
 
 class _OneMesh:
-    """The parts of a device mesh that planning uses."""
+    """Parts of a device mesh that planning uses."""
 
     ndim, shape = 2, (2, 2)
 
 
 def _plan_one_pair(planner_class: Any) -> None:
-    """Plan one pair with our method and compare each step with torch's list of next states."""
+    """Plan one pair by distbench, and compare each step with torch's list of next states."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry, TensorMeta
 
@@ -443,6 +450,6 @@ def _plan_one_pair(planner_class: Any) -> None:
             for before, after in pairwise(path)
         ]
     except (AttributeError, TypeError, ValueError) as error:
-        raise Unsupported(f"calibrated planning: torch {torch.__version__} does not plan one pair: {error}") from error
+        raise Unsupported(f"calibrated planning: torch {torch.__version__} cannot plan one pair ({error})") from error
     if not (legal and all(legal) and path[0] == source and path[-1] == target):
         raise Unsupported(f"calibrated planning: torch {torch.__version__} has other steps than this planner")

@@ -17,7 +17,7 @@ FILE = DATA / "own_calls.py"
 ROWS = {
     "right": ("ok", ""),
     "own_optimizer": ("wrong", f"step their own optimizer (AdamW, {FILE}:"),
-    "own_collective": ("raised", "it issues all_reduce, and no other rank computes this step"),
+    "own_collective": ("raised", "it issues all_reduce, but no other rank computes this step"),
     "noise": ("wrong", f"call ({FILE}:"),
     "contrastive": ("wrong", "couples the samples of a batch"),
     "router": ("wrong", "couples the samples of a batch"),

@@ -224,10 +224,10 @@ def test_what_was_not_measured_is_said(hardware: Hardware) -> None:
     )
     other = Recording(Head(**{**large.head.__dict__, "mesh": {"tp": 8}}), large.events)
     said = "\n".join(Simulation(other, hardware).not_simulated)
-    assert "measured with 4 ranks on this machine, and this step has 8" in said
-    assert "matmul_f32 of over 1e+10 operations, the most that was measured" in said
+    assert "measured with 4 ranks on this machine, but this step has 8" in said
+    assert "matmul_f32 above 1e+10 operations, the largest measured amount" in said
     assert "all_gather of over 3.36e+07 bytes" in said
-    assert "all_reduce in groups of 2, which was not measured, by groups of 4" in said
+    assert "all_reduce in unmeasured groups of 2, from groups of 4" in said
 
 
 def test_between_points_and_beyond_them() -> None:

@@ -59,7 +59,7 @@ def test_frozen_units_and_constants_of_forward_are_simulated(unassumed: Recorded
         ("gate mask", "in module 'gate': give --assume 'gate=SHARE' (the share that its mask keeps)"),
         ("gate number", "in module 'gate': give --assume 'gate=NUMBER' (the value that it reads)"),
         ("gate host", "in module 'gate': give --assume 'gate=NUMBER' (the value that it reads)"),
-        ("experts", "they depend on what module 'mixture' chooses: give --assume 'mixture=uniform'"),
+        ("experts", "from a choice by module 'mixture'; give --assume 'mixture=uniform'"),
     ],
 )
 def test_what_parameters_decide_is_refused_with_the_assumption_to_give(

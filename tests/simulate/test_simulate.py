@@ -202,7 +202,7 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
         ),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
         ("offload", "CPU offload is not simulated; leave it out"),
-        ("loss", "it cannot be simulated, its step raises RuntimeError: "),
+        ("loss", "it cannot be simulated, since its step raises RuntimeError: "),
         ("declared", "the scenario raises ValueError: no such model"),
     ],
 )

@@ -297,7 +297,7 @@ def test_a_recording_that_was_cut_between_two_lines_is_refused(tmp_path: Path) -
     file = tmp_path / "step.jsonl"
     save_recordings([run(HostWaited(0), HostWaited(0))], file)
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match=r"line 1: it has 2 of its 3 events: it was cut short; record the step again"):
+    with pytest.raises(UserError, match=r"line 1: the file ends after 2 of 3 events; record the step again"):
         load_recordings(file)
 
 
@@ -324,11 +324,11 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
         (2, '{"is": ["step"]}', "line 2: it is not an event of a recording"),
         (2, "[]", "line 2: it is a list of 0, not an object"),
         (2, '{"is": "step"', "line 2: column 14 is not valid JSON"),
-        (2, '{"is": "free", "block": 4}', "line 2: block 4 is freed and not allocated"),
+        (2, '{"is": "free", "block": 4}', "line 2: block 4 is freed, but not allocated"),
         (2, '{"is": "wait", "stream": 0, "event": -1}', "line 2: event is -1, not a whole number >= 0"),
         (2, '{"is": "host_wait", "stream": 0}', "has no step; record it again"),
         (1, json.dumps(WIDE), "line 1: its mesh has more than 65,536 ranks"),
-        (1, json.dumps(WIDE | {"mesh": {"tp": 2}, "rank": 2}), "line 1: rank is 2, not one of the mesh's"),
+        (1, json.dumps(WIDE | {"mesh": {"tp": 2}, "rank": 2}), "line 1: rank 2 is not in the mesh"),
         (2, json.dumps(LOOPS), "line 2: ranks lists 1000000000 ranks, but group_size is 2"),
         (1, "\x00", "line 1: "),
         (1, "", "line 1: "),

@@ -91,7 +91,7 @@ def test_float8_is_of_the_modules_that_patterns_match() -> None:
     with pytest.raises(UserError, match=r"--float8 layer\.\* matches no module with a matmul \(nearest: layers\.\*"):
         chosen("layer.*")
     wide = run(matmul(0, 1, "output")._replace(dtype="f32"))
-    with pytest.raises(UserError, match=r"those modules compute in f32, and float8 replaces bf16 or f16"):
+    with pytest.raises(UserError, match=r"matches modules that compute in f32, but float8 replaces bf16 or f16"):
         in_float8_by(wide, ("output",))
     said = Simulation.all_of([recording], load_hardware("h100"), False, ("layers.*",))[0].not_simulated[0]
     assert said.startswith("float8 is simulated by rules") and said.endswith("(layers.*)")

@@ -105,7 +105,7 @@ def test_messages_without_another_end_are_one_sentence(events: Any, says: str) -
 
 
 def test_a_cpus_hardware_file_is_refused() -> None:
-    with pytest.raises(UserError, match="h100 describes a CPU, without measured messages between stages"):
+    with pytest.raises(UserError, match="h100 describes a CPU and has no measured messages between stages"):
         replay_together(two_stages(), replace(machine(), host=object()))  # type: ignore[arg-type]
 
 
@@ -118,8 +118,12 @@ def test_a_recording_keeps_its_pipeline_and_messages(tmp_path: Path) -> None:
     lines = file.read_text()
     for wrong, right, says in (
         ('"peer": -1', '"peer": 1', "peer is -1"),
-        ('"kind": "all_gather"', '"kind": "send"', "peer is 1, and a message is a send or a recv"),
-        ('"pipeline": {"mesh_dim": "tp"', '"pipeline": {"mesh_dim": "pp"', "pipeline: mesh_dim is not one of the mesh"),
+        ('"kind": "all_gather"', '"kind": "send"', "peer is 1, but a message is a send or a recv"),
+        (
+            '"pipeline": {"mesh_dim": "tp"',
+            '"pipeline": {"mesh_dim": "pp"',
+            "pipeline.mesh_dim is not a mesh dim of the mesh",
+        ),
     ):
         file.write_text(lines.replace(right, wrong))
         with pytest.raises(UserError, match=says):

@@ -150,7 +150,7 @@ def test_ranks_out_of_order_are_refused_where_it_matters() -> None:
         assert ops_of(mixed, (Replicate(), Replicate()), (Replicate(), Shard(1))) == [None]
         for source, target in ((Shard(0), Replicate()), (Shard(0), Shard(1)), (MASKED, Shard(0))):
             with pytest.raises(
-                UserError, match=r"ranks, and \[4, 5, 7, 6\] do not ascend; make a mesh with ascending ranks"
+                UserError, match=r"ranks, but \[4, 5, 7, 6\] do not ascend; make a mesh with ascending ranks"
             ):
                 ops_of(mixed, (Replicate(), source), (Replicate(), target))
 
