@@ -27,8 +27,7 @@ class Block(NamedTuple):
 class LiveStorages:
     """The storages of tensors, each from its first use until its last reference.
 
-    FSDP2 frees and fills storages by resizing, which no operator shows. A resized storage is freed and allocated
-    again.
+    FSDP2 frees and fills storages by resizing, which no operator shows. A resized storage is freed and allocated again.
 
     Args:
         allocate: called with the bytes of a storage, and whether it was resized; returns its number.
