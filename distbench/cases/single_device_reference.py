@@ -338,9 +338,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Differences:
-    """Largest differences of a step from one device's over all ranks, equal on all ranks, and rank 0's notes on the
-    model.
-    """
+    """Largest differences of a step from one device's over all ranks, and rank 0's notes; equal on all ranks."""
 
     mean_loss: float | None
     loss: Difference | None
@@ -396,9 +394,7 @@ def gradient_differences(
     scale: float = 1.0,
     is_given: bool = False,
 ) -> dict[str, Difference]:
-    """Compare this rank's gradients with rank 0's whole gradients; with `is_given`, then replace this rank's.
-    Collective.
-    """
+    """Compare this rank's gradients with rank 0's whole gradients; `is_given` then replaces them. Collective."""
     differences = {}
     parameters = as_built(model, reference.built)
     # In a pipeline each rank has some of the gradients, and all ranks take part in sharing each gradient.

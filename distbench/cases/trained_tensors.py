@@ -1,6 +1,4 @@
-"""Tensors that an optimizer changes: parameters, its state, copies that it keeps, buffers; and the part of each on a
-rank.
-"""
+"""Tensors that an optimizer changes (parameters, state, copies that it keeps, buffers), and their parts on a rank."""
 
 import contextlib
 import functools
@@ -72,9 +70,7 @@ def _reached(
     seen: set[int],
     depth: int,
 ) -> Iterator[tuple[tuple[str, ...], str, torch.Tensor]]:
-    """Yield (path, name of the parameter that is a key of it, tensor) for each tensor except the parameters, without
-    duplicates.
-    """
+    """Yield (path, name of the parameter that is a key of it, tensor), once for each tensor except the parameters."""
     if depth < 0 or id(value) in names or id(value) in seen:
         return
     seen.add(id(value))

@@ -46,9 +46,7 @@ class State:
         return tuple(mesh_dim for mesh_dim in range(self.mesh_ndim) if mesh_dim not in used_dims)
 
     def placements(self) -> tuple[Placement, ...]:
-        """Placements, one per mesh dim; shards have an explicit order if a tensor dim is not sharded from left to
-        right.
-        """
+        """Placements by mesh dim; shards have an explicit order if a tensor dim is not sharded from left to right."""
         placements = [Placement()] * self.mesh_ndim
         for mesh_dim, reduce_op in self.partials:
             placements[mesh_dim] = Placement(reduce_op=reduce_op)

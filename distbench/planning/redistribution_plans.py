@@ -353,9 +353,7 @@ def ranking_of(
 
 
 def times_longer(advice: Advice) -> float:
-    """Return the time of DTensor's default plan divided by the best plan's; 1 if both are 0 s, 0 without a default
-    plan.
-    """
+    """Return the time of DTensor's default plan divided by the best plan's; 1 if both are 0 s, 0 if unknown."""
     if BASELINE not in advice.plans:
         return 0.0
     default, best = advice.plans[BASELINE].seconds, min(plan.seconds for plan in advice.plans.values())

@@ -174,9 +174,7 @@ def _configure(units: Mapping[str, Any], plan: FsdpPlan, context: RankContext) -
 
 
 def is_function(value: Any) -> bool:
-    """Return whether a value of `configure` is a function that computes the setter's argument; callable objects are
-    not.
-    """
+    """Return whether a value of `configure` is a function, other than an object, for the setter's argument."""
     return inspect.isroutine(value) or isinstance(value, functools.partial)
 
 

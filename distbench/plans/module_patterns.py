@@ -66,9 +66,7 @@ def _own_plan(model: nn.Module) -> dict[str, str]:
 
 
 def tp_patterns(plan: ParallelPlan, model: nn.Module) -> Mapping[str, Any]:
-    """Map patterns to styles or style names; {} for a callable plan. For "auto", use the model's own plan, else
-    UserError.
-    """
+    """Map patterns to styles or style names; {} for a callable plan, the model's own plan or UserError for "auto"."""
     if isinstance(plan.tp, str):
         return _own_plan(model)
     return plan.tp if isinstance(plan.tp, Mapping) else {}

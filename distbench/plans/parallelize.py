@@ -339,9 +339,7 @@ def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def fused_modules(model: nn.Module, plan: CompilePlan | None) -> tuple[str, ...]:
-    """Return names of the modules whose operators a compiler fuses into its own kernels; for a whole model its
-    children.
-    """
+    """Return names of the modules whose operators a compiler fuses into its own kernels; a whole model's children."""
     if plan is None or plan.backend in TRACING_ONLY:
         return ()
     names = tuple(matching_modules(plan.modules, model))

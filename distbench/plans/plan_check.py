@@ -68,8 +68,8 @@ class Undivided:
 
 
 def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext, name: str = "") -> Undivided:
-    """Return the problem that mesh dims do not evenly shard a tensor dim (or batch) of `number`; `what` starts the
-    message.
+    """Return the problem that mesh dims cannot evenly shard a tensor dim (or batch) of `number`, in a text after
+    `what`.
     """
     _, size = context.index(tuple(mesh_dims))
     return Undivided(what, f"mesh dim {'x'.join(mesh_dims)!r} of size {size}", number, size, name)
@@ -142,9 +142,7 @@ def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Itera
 
 
 def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[Undivided]:
-    """Yield head counts that tensor parallel does not divide; shards may have any length, but attention has whole
-    heads.
-    """
+    """Yield head counts that tensor parallel does not divide; shards may have any length, but not parts of heads."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     colwise = [pattern for pattern, style in tp_patterns(plan, model).items() if style == "colwise"]

@@ -76,9 +76,7 @@ def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
 
 
 def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
-    """Save the state, overwrite every parameter, and load the state. Return the state's bytes on this rank, and the
-    problem or None.
-    """
+    """Save the state, overwrite parameters, load the state; return its bytes on this rank, and a problem or None."""
     state = saved_state(model, optimizer)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -283,9 +281,7 @@ class TrainingStep:
             yield batch
 
     def _own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
-        """Return a part of the batch with this rank's share of the sequence; buffers are sharded until `entered`
-        closes.
-        """
+        """Return a part of the batch with this rank's share of the sequence; shard buffers until `entered` closes."""
         plan = self.plan.cp
         if plan is None or not shards_sequence(plan, self._context):
             return batch
@@ -478,9 +474,7 @@ class UserStep(TrainingStep):
             return call_step(self._scenario, self.model, batch, self.optimizer)
 
     def _period(self, stamp: Stamp, is_strict: bool = True) -> bool:
-        """Run one period; return whether its phases equal the observed phases; if `is_strict`, raise UserError
-        otherwise.
-        """
+        """Run one period; return whether its phases equal the observed phases; else, if `is_strict`, UserError."""
         is_same = True
         for phases in self._calls:
             ended: list[str] = []

@@ -302,9 +302,7 @@ def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_
 
 
 def executed_as(op: str, context: RankContext, native: bool) -> str:
-    """Return the backend's collective for a step; on CPU an all-to-all is an all-gather and a local chunk, unless
-    native.
-    """
+    """Return the backend's collective for a step; on CPU, non-native all-to-alls are all-gathers and local chunks."""
     if op == NATIVE_ALL_TO_ALL:
         return "all_to_all"
     if context.device.type == "cpu" and op == "all_to_all" and not native:

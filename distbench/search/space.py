@@ -247,9 +247,7 @@ class Setup:
             raise UserError(f"{problem}; {self._other_batch(space)}")
 
     def unsplit_text(self, space: Space) -> str:
-        """Return a sentence on meshes that the batch rules out, with a batch that fits; "" if the batch rules out no
-        mesh.
-        """
+        """Return a sentence on meshes that the batch rules out, with a batch that fits; "" without a ruled-out mesh."""
         if not (unsplit := space.unsplit_meshes):
             return ""
         problem = f"a global batch of {space.facts['batch_size']} cannot be split over {unsplit[0].mesh_text}"

@@ -80,7 +80,7 @@ def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
 
 
 def memory_text(plan: RankedPlan) -> str:
-    """Return a text such as `61.2 GiB`, with ~ for an estimate, and a word for a plan that does not fit or leaves no
+    """Return a text such as `61.2 GiB`, with ~ for an estimate, and a word if the plan does not fit or leaves no
     reserve.
     """
     if plan.memory_bytes is None:

@@ -149,16 +149,12 @@ def _curve_of(operator: Operator) -> tuple[str, float]:
 
 
 def num_listed(operator: Operator) -> int:
-    """Return the number of tensors in the lists of an optimizer's operator, which a host runs one by one; 1 for other
-    operators.
-    """
+    """Return the number of tensors in an optimizer's operator, which a host runs one by one; 1 for other operators."""
     return max(len(operator.reads), 1) if is_listed(operator) else 1
 
 
 def is_listed(operator: Operator) -> bool:
-    """Return whether a device runs the operator once for lists of tensors, but torch's optimizers on CPU once per
-    tensor.
-    """
+    """Return whether a device runs the operator once for lists of tensors, but a CPU's optimizer once per tensor."""
     return operator.phase == "optimizer" and "_foreach" in operator.name
 
 

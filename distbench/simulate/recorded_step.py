@@ -176,9 +176,7 @@ def _one_sentence_errors() -> Iterator[None]:
 def _built(
     scenario: Scenario, context: RankContext, built: Any, shapes: ShapesOnly, values: KnownValues, recorder: Recorder
 ) -> TrainingStep:
-    """Make the step on tensors without values; the plan is applied before parameters have memory on the simulated
-    device.
-    """
+    """Make the step on tensors without values; apply the plan before parameters have memory on the simulated device."""
 
     def give_memory(model: nn.Module, context: RankContext, built: Any, device: torch.device | None) -> None:
         allocate(model, context, device)

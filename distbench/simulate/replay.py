@@ -65,9 +65,7 @@ class Simulation:
     def all_of(
         cls, recordings: Sequence[Recording], hardware: Hardware, expandable: bool, float8: tuple[str, ...]
     ) -> "list[Simulation]":
-        """Return simulations of ranks and variants with the matching modules in float8; a pipeline's ranks share a
-        clock.
-        """
+        """Return simulations of ranks and variants, matching modules in float8; a pipeline's ranks share a clock."""
         changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
         together: dict[tuple[str, tuple[int, ...]], list[Recording]] = defaultdict(list)
         for recording in changed:

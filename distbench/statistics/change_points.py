@@ -98,9 +98,7 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
 
 
 def best_cut(rows: Floats) -> Cuts:
-    """Return for each row the largest share of its sum of squares that one cut explains, and the cut's column, [rows,
-    1].
-    """
+    """Return each row's largest share of its sum of squares that one cut explains, and the cut's column, [rows, 1]."""
     gain = _gains(rows, 1)[:, 0, 1:-1]
     return gain.max(axis=1, initial=0.0), gain.argmax(axis=1)[:, None] + 1
 

@@ -287,9 +287,7 @@ def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 @functools.cache
 def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
-    """Return an operator's name without its namespace, and its arguments' names; cached, since reading a schema takes
-    50 us.
-    """
+    """Return an operator's name without namespace and its arguments' names; cached, since a read takes 50 us."""
     return func._schema.name.split("::")[1], tuple(argument.name for argument in func._schema.arguments)
 
 

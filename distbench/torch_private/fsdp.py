@@ -230,9 +230,7 @@ fork_rng = torch.random.fork_rng
 
 
 def _fork_rng_of_any_device(devices: Any = None, *args: Any, **options: Any) -> Any:
-    """`torch.random.fork_rng` for any device, since the schedules of torch 2.12 leave `device_type` at its default,
-    CUDA.
-    """
+    """`torch.random.fork_rng` for any device; schedules of torch 2.12 leave `device_type` at its default, CUDA."""
     types = {device.type for device in devices or () if isinstance(device, torch.device)}
     return fork_rng(devices, *args, **({"device_type": types.pop()} if len(types) == 1 else {}) | options)
 
