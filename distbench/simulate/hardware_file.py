@@ -172,7 +172,7 @@ class Figure:
 
     Args:
         basis: "published" (by the maker or in a paper), "measured" (on the machine), "fitted" (to a published run) or
-            "guessed".
+            "guess".
         source: reference, or the reason for the guess.
     """
 
@@ -207,7 +207,7 @@ class HostPart(Struct):
         curves |= {f"collectives[{place}].points": line.points for place, line in enumerate(self.collectives)}
         for where, points in curves.items():
             if not all(low < high for (low, _), (high, _) in pairwise(points)):
-                raise ValueError(f"{where} has {len(points)} points, but not in ascending order of amounts")
+                raise ValueError(f"{where} has {len(points)} points, but not with ascending amounts")
         if not any(line.kind == "all_gather" and line.group_size > 1 for line in self.collectives):
             raise ValueError("collectives lacks all_gather in groups of 2 or more")
 

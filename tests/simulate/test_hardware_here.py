@@ -259,7 +259,7 @@ def test_the_table_fits_a_terminal(hardware: Hardware) -> None:
             {"value": 1, "basis": "guess", "source": "here"},
             "host.figures.operator_facter is unknown (nearest: operator_factor",
         ),
-        (("host", "operators", "memory"), [[2, 1], [1, 2]], "host.operators.memory is a list of 2, not points"),
+        (("host", "operators", "memory"), [[2, 1], [1, 2]], "host.operators.memory has 2 points, but not with"),
         (("host", "operators", "matmul_f64"), [[1, 1]], "host.operators.matmul_f64 is unknown"),
         (("host", "collectives"), {}, "host.collectives is an object of 0, not a list"),
         (("host", "collectives", 0, "kind"), "gather", "host.collectives[0].kind is"),
