@@ -41,7 +41,7 @@ STEPS = {
     ZERO_FILL: (("S(0)", "P(sum)"), ("S(1)", "P(sum)")),
 }
 MATMUL_SIDES = {"f32": (64, 192, 512, 1024), "bf16": (64, 192, 512, 1024)}
-# Bytes that one elementwise operator reads and writes: less than a core's cache, and much more than the cache.
+# Bytes that one elementwise operator reads and writes, from less than a core's cache to much more.
 MEMORY_BYTES = (49152, 393216, 3145728, 25165824, 50331648)
 ATTENTION_SHAPES = ((4, 4, 64, 64), (1, 8, 512, 64))  # batch, heads, sequence, head dim
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -110,7 +110,7 @@ def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Itera
     """Yield (op, mesh dim, pair) of every step over a mesh dim of two or more ranks."""
     number = context.mesh_dims.index(mesh_dim)
     before, after = "R" * number, "R" * (len(context.mesh_dims) - number - 1)
-    # Only on CPU does DTensor replace native collectives by others.
+    # DTensor replaces native collectives only on CPU.
     left_out = {NATIVE_ALL_TO_ALL} if is_accelerator(context.device.type) else set()
     left_out |= {ZERO_FILL} if lacks(ZERO_FILLS) is not None else set()
     for op, sides in STEPS.items():

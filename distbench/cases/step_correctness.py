@@ -412,7 +412,7 @@ class StepCheck:
             causes = [
                 "the loss or the model couples the samples of a batch, as in a contrastive loss, a router's auxiliary "
                 "loss, a norm over the batch or a mean over a count that differs between parts (this step equals one "
-                "device's step on each of the {num_parts} parts of the batch, but not on the whole batch); compute "
+                f"device's step on each of the {num_parts} parts of the batch, but not on the whole batch); compute "
                 "the loss per sample, or gather the coupled values from all ranks"
             ]
         causes = causes or [*filter(None, [batch.guessed().removeprefix("; ")])]
