@@ -142,8 +142,8 @@ class Graph:
 
     The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.15) without strided
     shards: only the last mesh dim in a tensor dim's shard order may leave, and a mesh dim enters as the last. As in
-        `_get_shard_to_partial_target_states` (torch 2.14 and newer), a shard becomes a partial only on a mesh dim with
-        P(sum) in the target.
+    `_get_shard_to_partial_target_states` (torch 2.14 and newer), a shard becomes a partial only on a mesh dim with
+    P(sum) in the target.
 
     States and moves have small numbers, each computed once. If all shards are even, a price depends only on the set of
     sharding mesh dims, and on whether the move's tensor dims are the first. States of equal price then share a kind,

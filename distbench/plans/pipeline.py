@@ -331,9 +331,9 @@ def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankCo
     """Return a step row's counters of idle time, from NUM_STEPS untimed steps; all ranks must call this together.
 
     `idle_shares`: per rank, the share of forward and backward without forward, loss, backward or gradient reduction of
-        a stage, the median over steps. Ranks start together; forward and backward end with the slowest rank.
-        `idle_share`: the mean of `idle_shares`. `least_idle_share`: the value for stages of equal duration
-            (`PipelinePlan.least_bubble`), None for schedules without this figure.
+    a stage, the median over steps. Ranks start together; forward and backward end with the slowest rank. `idle_share`:
+    the mean of `idle_shares`. `least_idle_share`: the value for stages of equal duration (`PipelinePlan.least_bubble`),
+    None for schedules without this figure.
     """
     step_times: list[tuple[float, float]] = []
     for _ in range(NUM_STEPS):

@@ -231,9 +231,9 @@ class PlanCode(NamedTuple):
     """A candidate as Python.
 
     Args:
-        plan: imports, `mesh = ...` and `plan = ...`; only the changes if a value of the plan has no text. imports,
-            changes: lines that change the plan as written to this plan; a scenario's own parameter is a comment with
-                its option.
+        plan: imports, `mesh = ...` and `plan = ...`; only the changes if a value of the plan has no text.
+        imports, changes: lines that change the plan as written to this plan; a scenario's own parameter is a comment
+            with its option.
     """
 
     plan: list[str]

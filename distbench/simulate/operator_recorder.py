@@ -74,8 +74,8 @@ class Streams:
     """The streams of a process.
 
     Args:
-        on_event: called with each recorded or awaited event; initially without effect. stream_numbers, event_numbers:
-            next numbers.
+        on_event: called with each recorded or awaited event; initially without effect.
+        stream_numbers, event_numbers: numbers of the next stream and event.
         entered: streams whose contexts are open, from the default stream to the current stream.
     """
 

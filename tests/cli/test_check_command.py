@@ -83,7 +83,9 @@ def test_every_problem_of_every_scenario_is_listed_with_what_would_work(here: No
     at = lines.index("undividable on tp=2 (2 ranks): 1 problem")
     told = " ".join(" ".join(lines[at + 1 : -2]).split())
     assert told.startswith("- mesh dim 'tp' of size 2 does not divide 15 (sizes that work: 1, 3, 5, 15), as required")
-    assert told.endswith(": {up_proj,down_proj}.weight; up_proj.bias") and lines[-2] == "  --mesh tp=1 works (checked)"
+    assert (
+        told.endswith(" by {up_proj,down_proj}.weight; up_proj.bias") and lines[-2] == "  --mesh tp=1 works (checked)"
+    )
     assert lines[-1] == "error: 2 problems in 2 of 2 variants. Change the plan"
 
 
