@@ -47,7 +47,7 @@ class OneDevice:
 def operator_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """Yield one case per operator, input placements and planner; planners are adjacent, in random order.
 
-    Raises UserError for inputs that are not tensors, and for placements that do not fit them or the mesh.
+    Raises UserError for inputs that are not tensors, and for placements that do not fit the inputs or the mesh.
     """
     order = random.Random(context.seed)
     for operator in scenario.operators:
@@ -83,7 +83,7 @@ def _layouts(
 ) -> list[Layout]:
     subject = f"operator {operator.name!r}, placements {', '.join(texts)}"
     if len(texts) != len(inputs):
-        raise UserError(f"{subject}: there are {len(inputs)} inputs; give placements for each")
+        raise UserError(f"{subject}: there are {len(inputs)} inputs; give placements for each input")
     layouts = []
     for text, tensor in zip(texts, inputs, strict=True):
         layout = None
@@ -213,7 +213,7 @@ def _part_difference(what: str, got: Any, expected: torch.Tensor) -> str | None:
         got = got.to_local()
     got = got.cpu()
     if got.shape != expected.shape:
-        return f"{what} has shape {tuple(got.shape)} on this rank, expected {tuple(expected.shape)}"
+        return f"{what} has shape {tuple(got.shape)} on this rank instead of {tuple(expected.shape)}"
     error = float((got - expected).abs().max()) if got.numel() else 0.0
     allowed = TOLERANCES.get(expected.dtype, TOLERANCE_OF_OTHERS) * max(largest, torch.finfo(torch.float32).tiny)
     if math.isfinite(error) and error <= allowed:

@@ -167,7 +167,7 @@ def _step_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
-    """Format the table of all pairs, largest difference first, at most MAX_ROWS of them."""
+    """Format the table of all pairs, largest difference first, at most MAX_ROWS rows."""
     used = ", ".join(f"{planner} {count}" for planner, count in ranking.num_used.items() if count)
     count = len(ranking.advices)
     pairs_text = (

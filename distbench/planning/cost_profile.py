@@ -211,7 +211,7 @@ class Profile:
     hosts: tuple[str, ...] = ()  # each rank's, in rank order; empty where unknown, as in older files
 
     def line(self, op: str, mesh_dim: str, group_size: int) -> Line | None:
-        """Return the line of an op over a mesh dim of this many ranks; None without such a line."""
+        """Return the line of an op over a mesh dim of this many ranks; None if there is no line."""
         return self._by_key.get((op, mesh_dim, group_size))
 
     @cached_property

@@ -261,7 +261,7 @@ def legal_steps(
 
     Args:
         partial_ops: reduce ops of partials that a replica may become; empty unless the target has a partial.
-        zero_filled: mesh dims whose shards may become P(sum), where the target has P(sum), with torch 2.14 or newer.
+        zero_filled: mesh dims of the target's P(sum) whose shards may become P(sum), with torch 2.14 or newer.
     """
     for source_dim, order in enumerate(state.orders):
         if not order:

@@ -79,10 +79,10 @@ def setting_of(
     """Read a tensor, a mesh and a cost model.
 
     Args:
-        shape: of the full tensor, such as `4096,4096`.
+        shape: shape of the full tensor, such as `4096,4096`.
         dtype: `f64`, `f32`, `bf16` or `f16`.
         mesh: `2x4`, or `dp_shard=2,tp=4`.
-        profile_path: a file, or None for torch's own constants.
+        profile_path: profile file, or None for torch's own constants.
         devices_per_host: devices per host that torch assumes; None means 8 with a profile of NCCL, else 1 as on CPU.
 
     Raises:

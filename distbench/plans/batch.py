@@ -163,7 +163,7 @@ def forward(model: Any, inputs: Any) -> Any:
 
 
 def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], None] = lambda _: None) -> torch.Tensor:
-    """Run forward and loss on a batch or a part of it. If distbench calls the model, `keep` receives the output.
+    """Run forward and loss on a batch or a part of a batch. If distbench calls the model, `keep` receives the output.
 
     The scenario's `call`, if given, runs forward and loss. Otherwise a dict or a tuple is passed to the model as its
     arguments; with a `loss`, a pair is inputs and targets. Without a `loss`, the model returns the loss: a scalar, the

@@ -499,7 +499,7 @@ def _fill(tensor: Any, full: torch.Tensor) -> None:
 def initial_value(place: int, role: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Return a parameter's full initial value: normal with standard deviation 1/sqrt(last size); 1-D weights near one.
 
-    `place` is its index among the model's parameters; `role`, the last part of its name, separates norms from biases.
+    `place` is the parameter's index in the model; `role`, the last part of its name, separates norms from biases.
     """
     generator = torch.Generator().manual_seed((seed << 32) + place)
     value = torch.randn(shape, generator=generator, dtype=torch.float32)

@@ -206,7 +206,7 @@ def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
         return tensor.detach()
     placement_of = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=False))
     if len(placement_of) < tensor.device_mesh.ndim or not placement_of.keys() <= set(context.mesh_dims):
-        problem = f"spmd_mesh requires parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
+        problem = f"spmd_mesh requires parameters on the mesh {'x'.join(context.mesh_dims)} or its mesh dims"
         raise UserError(
             f"{problem}, but {name} is on {'x'.join(placement_of) or 'a mesh without names'}; use the given mesh"
         )
@@ -359,7 +359,7 @@ def why_not(backend: str, device: torch.device) -> str | None:
         return None if find_spec("triton") else "triton is not installed"
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if not any(shutil.which(name) for name in names):
-        return f"no C++ compiler is installed ({', '.join(names)}); install one, or use backend aot_eager"
+        return f"no C++ compiler is installed ({', '.join(names)}); install a compiler, or use backend aot_eager"
     include = Path(sysconfig.get_path("include"))
     has_header = (include / "Python.h").is_file()
     return None if has_header else f"{include} has no Python.h; install Python's development files"

@@ -28,7 +28,7 @@ NUM_STEPS = 3
 
 
 class HandOn(nn.Module):
-    """Placeholder for a module of another stage: returns its first argument."""
+    """Placeholder for a module of another stage, which returns its first argument."""
 
     def forward(self, given: Any, *_: Any, **__: Any) -> Any:
         """Return the first argument."""

@@ -125,7 +125,7 @@ def _tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
     yield from _undivided_heads(model, plan, context)
     yield from _annotations(model, plan, context)
     if plan.loss_parallel and plan.tp is None:
-        yield "loss parallel needs a TP plan whose last module leaves its output sharded over the vocabulary"
+        yield "loss parallel needs a TP plan whose last module's output is sharded over the vocabulary"
 
 
 def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -210,7 +210,7 @@ def _bad_annotation(
 
 
 def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
-    """Yield one sentence per problem of the plan's FSDP part, if it has one."""
+    """Yield one sentence per problem of the plan's FSDP part, if any."""
     fsdp = plan.fsdp
     if fsdp is None:
         return
@@ -321,7 +321,7 @@ def _expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext)
     for name, module in matching_modules(plan.ep, model).items():
         if fsdp is not None and name not in alone and {*ep_dims} & {*summed}:
             over = "x".join(ep_dims)
-            yield f"FSDP shards {name} over {over!r} as expert parallel does; set other mesh dims in unit_mesh_dims"
+            yield f"FSDP shards {name} over {over!r} like expert parallel; set other mesh dims in unit_mesh_dims"
         for attribute, parameter in module.named_parameters(name):
             yield from _undivided_parameter(attribute, parameter, 0, "cannot be sharded by experts", ep_dims, context)
 

@@ -640,7 +640,7 @@ class ForwardStep(TrainingStep):
         self.forward(stamp)
 
     def whole_output(self) -> torch.Tensor:
-        """Return one pass's output, gathered, as a tensor that may be changed."""
+        """Return one pass's output, gathered, as a tensor that the caller may change."""
         return self.forward(is_whole=True).clone()
 
     def restart(self) -> None:

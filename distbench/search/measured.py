@@ -68,7 +68,7 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
     if not file.is_file():
         if resume:
             raise UserError(
-                f"--reuse: {out} contains no sweep; give the --results of the earlier sweep, or leave --reuse out"
+                f"{out} contains no sweep for --reuse; give the --results of the earlier sweep, or leave --reuse out"
             )
         return
     sweep = read_record(file, SweepFile, Format("sweep file", "give another --results"))

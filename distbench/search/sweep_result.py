@@ -427,7 +427,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
     if state.layers:
         notes.append(f"times are extrapolated linearly from {FEW[0]} and {FEW[1]} layers ({state.layers})")
     if setup.float8:
-        notes.append("--float8 changes predictions only: distbench run measures the plan without it")
+        notes.append("--float8 changes predictions only; distbench run measures the plan without float8")
     if state.predictions:
         notes += state.ranked_predictions[0].assumed
     if state.final and state.interrupted and hardware is not None:

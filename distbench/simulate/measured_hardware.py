@@ -80,7 +80,7 @@ def _measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, 
         else:
             operators[params["what"]].append(point)
     if missing := next((name for name, points in operators.items() if not points), None):
-        raise UserError(f"{run.path} has no {missing}; measure it with distbench calibrate")
+        raise UserError(f"{run.path} has no {missing}; measure with distbench calibrate")
     rising_operators = {name: _rising(points) for name, points in operators.items()}
     return rising_operators, {key: _rising(points) for key, points in collectives.items()}
 
@@ -108,7 +108,7 @@ def _measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Meas
             scaled = {name: seconds * share for name, seconds in phases.items()}
             steps[variant.rpartition("=")[2]] = MeasuredStep(scaled, step_s, by_variant[variant])
     if missing := [part for part in (*TINY, *WHOLE) if part not in steps]:
-        raise UserError(f"{run.path} has no step {missing[0]}; measure it with distbench calibrate")
+        raise UserError(f"{run.path} has no step {missing[0]}; measure with distbench calibrate")
     return steps
 
 
@@ -205,7 +205,7 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
     operators, collectives = _measured_curves(of_operators)
     world_points = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
     if world_points is None:
-        raise UserError(f"{of_operators.path} has no all_gather of all {ranks}; measure it with distbench calibrate")
+        raise UserError(f"{of_operators.path} has no all_gather of all {ranks}; measure with distbench calibrate")
     steps, hosts = _measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
     # Neighbours come first, since a group on fewer hosts has fewer plus signs in its shape.

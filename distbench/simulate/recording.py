@@ -372,7 +372,7 @@ def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None
                 raise _damaged(path, number, f"block {event.block} is freed, but not allocated")
             alive.remove(event.block)
     if not any(isinstance(event, StepBegun) and event.number > 1 for event in events):
-        raise UserError(f"recording {path} has no step; record it again")
+        raise UserError(f"recording {path} has no step; record the step again")
 
 
 def _damaged(path: Path, number: int, wrong: str) -> UserError:

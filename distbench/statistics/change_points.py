@@ -57,7 +57,7 @@ def change_points(logs: Floats) -> ChangePoints:
     """Return the changes of each case's level.
 
     Args:
-        logs: logarithms of times, [cases, launches], oldest first; nan where a launch lacks the case.
+        logs: logarithms of times, [cases, launches], oldest first; nan if a launch lacks the case.
     """
     rows = logs - np.nanmedian(logs, axis=1, keepdims=True)
     if len(rows) < MIN_CASES:

@@ -127,7 +127,7 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
     a test by sign flips keeps its error rate when pairs are left out by size.
 
     Args:
-        metrics: differences of logarithms within pairs, each [cases, pairs], nan where a pair lacks the value.
+        metrics: differences of logarithms within pairs, each [cases, pairs], nan if a pair lacks the value.
         least: minimum number of remaining pairs; with fewer remaining, no pair is left out.
 
     Returns:
@@ -340,7 +340,7 @@ def moderated_variance(squares: Floats, prior: float, freedom: Floats | NDArray[
 def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
     """Return the standard error of a mean of `count` values, at most MAX_LENT times that of the row's own spread.
 
-    Parameters are as in `moderated_variance`. Without the limit a steady row among noisy ones would look noisy.
+    Parameters are as in `moderated_variance`. Without the limit a steady row among noisy rows would look noisy.
     """
     leaning = np.sqrt(moderated_variance(squares, prior, count - 1) / count)
     return np.minimum(leaning, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)

@@ -57,7 +57,7 @@ class Options:
 
 
 def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
-    """Map each metric to a share, from `["5%", "p10=0.03"]`; a text without a metric is for all other metrics.
+    """Map each metric to a share, from `["5%", "p10=0.03"]`; a text without a metric applies to all other metrics.
 
     Raises:
         UserError: a metric is unknown, or a text is not a share.

@@ -292,7 +292,7 @@ def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Return the tensors among an operator's arguments that it writes into."""
+    """Return the arguments of an operator that the operator writes to."""
     arguments = arguments_of(func, args, kwargs)
     names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     return [tensor for name in names for tensor in tensors_in(arguments.get(name))]

@@ -334,7 +334,7 @@ class KnownValues(TorchDispatchMode):
         value = UNIFORM
         if chosen_in is None:
             is_mask = what != NO_VALUE and any(tensor.dtype == torch.bool for tensor in tensors)
-            value = "SHARE, the kept share of its mask" if is_mask else "NUMBER, the value that it reads"
+            value = "SHARE, the kept share of its mask" if is_mask else "NUMBER, the value read"
         why = f"in {where}" if chosen_in is None else f"from a choice by {where}"
         pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) or "*"
         option, comma, meaning = value.partition(", ")

@@ -30,7 +30,7 @@ class LiveStorages:
     FSDP2 frees and fills storages by resizing, which no operator shows. A resized storage is freed and allocated again.
 
     Args:
-        allocate: called with the bytes of a storage, and whether it was resized; returns its number.
+        allocate: called with the bytes of a storage and whether the storage was resized; returns the storage's number.
         free: called with the freed block.
     """
 

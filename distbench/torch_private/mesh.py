@@ -71,8 +71,8 @@ def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
     """
     if mesh.device_type != "cuda":
         raise Skipped(
-            f"async TP needs symmetric memory, which {mesh.device_type} does not have; use --device cuda, with devices "
-            "that can access each other's memory"
+            f"async TP needs symmetric memory, which {mesh.device_type} does not have; use --device cuda, with "
+            "devices that can access the memory of each other"
         )
     require("async TP")
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
@@ -100,7 +100,7 @@ def strided_shard(tensor_dim: int, split_factor: int) -> Any:
 def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
     """Map each mesh dim that has groups of non-ascending ranks to the first such group.
 
-    torch sorts the ranks of a process group, so a collective over such a mesh dim silently gives wrong values.
+    torch sorts the ranks of a process group, so a collective over unordered groups silently gives wrong values.
     """
     unordered = {
         mesh_dim: [group for group in groups if group != sorted(group)]
@@ -136,7 +136,7 @@ def ranks_by_group_name() -> dict[str, str]:
 
 
 def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
-    """Flatten several mesh dims into one, whose name joins theirs; a single mesh dim gives its sub-mesh."""
+    """Flatten several mesh dims into one, whose name joins the names; return the sub-mesh of a single mesh dim."""
     if len(mesh_dims) == 1:
         return mesh[mesh_dims[0]]
     require("mesh dims flattened for FSDP")

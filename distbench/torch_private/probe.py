@@ -335,7 +335,7 @@ def bind_to_numa_node(local_rank: int, mode: str) -> None:
 
     modes = [affinity_mode.value for affinity_mode in binding.AffinityMode]
     if mode not in modes:
-        raise UserError(f"{NUMA_BINDING}={mode} is not a way to bind ranks; use {', '.join(modes)}, or unset it")
+        raise UserError(f"{NUMA_BINDING}={mode} is not a valid binding of ranks; use {', '.join(modes)}, or unset it")
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
     bind = getattr(binding, BIND)
     index = next(name for name in ("device_index", "gpu_index") if name in inspect.signature(bind).parameters)

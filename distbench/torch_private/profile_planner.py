@@ -198,7 +198,7 @@ def calibrated_planning(
 ) -> Iterator[PlanCounts]:
     """Let DTensor plan every redistribution under a profile, including implicit redistributions and backward.
 
-    Before operators choose a sharding, they query the prices of redistributions, which also come from the profile.
+    Operators choose a sharding by prices of redistributions, which also come from the profile.
     DTensor caches an operator's choice, both inside and outside of the context.
 
     The context may be nested, also inside torch's own planner contexts, and restores the previous planner. torch plans

@@ -288,11 +288,11 @@ def test_absurd_measurements_make_no_file(tmp_path: Path) -> None:
     for absurd in (slow, hasty):
         with pytest.raises(UserError, match=r"operator_factor.value is .* on a machine that does nothing else"):
             write_hardware(path, operators_run(), steps_run(absurd), recordings())
-    with pytest.raises(UserError, match="has no step host_fsdp; measure it with distbench calibrate"):
+    with pytest.raises(UserError, match="has no step host_fsdp; measure with distbench calibrate"):
         write_hardware(path, operators_run(), steps_run({"host": PHASES_S["host"]}), recordings())
     collectives = [one for one in operators_run().cases if one["case"]["params"]["what"] != "collective"]
-    with pytest.raises(UserError, match="has no all_gather of all 4 ranks; measure it with distbench calibrate"):
+    with pytest.raises(UserError, match="has no all_gather of all 4 ranks; measure with distbench calibrate"):
         write_hardware(path, run_of(collectives), steps_run(), recordings())
-    with pytest.raises(UserError, match="has no matmul_f32; measure it with distbench calibrate"):
+    with pytest.raises(UserError, match="has no matmul_f32; measure with distbench calibrate"):
         write_hardware(path, run_of([]), steps_run(), recordings())
     assert not path.exists()
