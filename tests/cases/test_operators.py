@@ -47,7 +47,7 @@ def found(one: DTensorOperator) -> list[str | None]:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"placements": (("S(0)R", "RR"),)}, "there are 1 inputs; give placements for each"),
+        ({"placements": (("S(0)R", "RR"),)}, "there are 1 inputs; give placements for each input"),
         ({"placements": (("S(0)",),)}, "has 1 mesh dims, but the mesh has 2"),
         ({"placements": (("S(2)R",),)}, "does not fit shape"),
         ({"placements": (("sideways",),)}, "does not fit shape"),

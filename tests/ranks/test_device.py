@@ -295,7 +295,7 @@ def test_devices_are_told_by_the_drivers_files(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("nearby", "DISTBENCH_NUMA_BINDING=nearby is not a way to bind ranks; use node, "),
+        ("nearby", "DISTBENCH_NUMA_BINDING=nearby is not a valid binding of ranks; use node, "),
         ("node", "DISTBENCH_NUMA_BINDING=node: torch cannot bind rank 1 near a device ("),
     ],
 )

@@ -326,7 +326,7 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
         (2, '{"is": "step"', "line 2: column 14 is not valid JSON"),
         (2, '{"is": "free", "block": 4}', "line 2: block 4 is freed, but not allocated"),
         (2, '{"is": "wait", "stream": 0, "event": -1}', "line 2: event is -1, not a whole number >= 0"),
-        (2, '{"is": "host_wait", "stream": 0}', "has no step; record it again"),
+        (2, '{"is": "host_wait", "stream": 0}', "has no step; record the step again"),
         (1, json.dumps(WIDE), "line 1: its mesh has more than 65,536 ranks"),
         (1, json.dumps(WIDE | {"mesh": {"tp": 2}, "rank": 2}), "line 1: rank 2 is not in the mesh"),
         (2, json.dumps(LOOPS), "line 2: ranks lists 1000000000 ranks, but group_size is 2"),
