@@ -169,11 +169,11 @@ def shuffled(optimizer: Around) -> None:
     ("act", "says"),
     [
         (clipped, "times one factor"),  # Adam hides it from the parameters; its moments do not
-        (scaled, "times one factor (0.5 on every rank)"),
+        (scaled, "multiplied by one factor (0.5 on every rank)"),
         (nothing_of_norms, "the optimizer never changes norm.weight on rank 0"),
         (twice, "step count of norm.weight on rank 0 is 2 times one device's"),
         (without_average, "the optimizer never changes ema of"),
-        (decaying, "times its own value: weight decay"),
+        (decaying, "times its own value, since weight decay"),
         (RateOfItsOwn, "lr of norm.weight is 0.02 on rank 0 and 0.01 on one device"),
         (with_noise, "draws random numbers on rank 0"),
         (with_nan, "has another shape than one device's, or is not a number"),

@@ -180,7 +180,7 @@ def test_a_tolerance_that_the_scenario_names_is_neither_widened_nor_narrowed() -
 
 def test_what_cannot_be_compared_is_wrong_and_said() -> None:
     finding = gradient(BASE, "a", a=Difference(math.inf, 1.0))
-    assert finding.is_wrong and "missing, of another shape, or not a number" in str(finding)
+    assert finding.is_wrong and "is missing, is not a number, or has another shape" in str(finding)
 
 
 class FakeStep:

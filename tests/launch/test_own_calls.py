@@ -16,7 +16,7 @@ from distbench.spec import Job
 FILE = DATA / "own_calls.py"
 ROWS = {
     "right": ("ok", ""),
-    "own_optimizer": ("wrong", f"step their own optimizer (AdamW, {FILE}:"),
+    "own_optimizer": ("wrong", f"steps an optimizer (AdamW, {FILE}:"),
     "own_collective": ("raised", "it issues all_reduce, but no other rank computes this step"),
     "noise": ("wrong", f"call ({FILE}:"),
     "contrastive": ("wrong", "couples the samples of a batch"),
@@ -71,4 +71,4 @@ def test_a_call_that_ddp_does_not_see_is_told_so_and_not_to_replicate(runs: dict
     row, own = runs["own_calls_ddp"].cases
     assert row["status"] == "wrong" and "bypasses the model's forward" in row["error"]
     assert "replicate(model)" not in row["error"]
-    assert own["status"] == "wrong" and f"run their own backward ({FILE}:" in own["error"]
+    assert own["status"] == "wrong" and f"runs backward ({FILE}:" in own["error"]

@@ -121,7 +121,7 @@ def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
     for given, says in (
         ({"x": jagged}, "returns x as a jagged tensor, which cannot be split over ranks"),
         ({"x": torch.eye(4).to_sparse()}, "gives x as a sparse_coo tensor"),
-        ({"x": torch.ones(4, 4, device="meta")}, "gives x on the meta device; give values"),
+        ({"x": torch.ones(4, 4, device="meta")}, "returns x on the meta device; return values"),
     ):
         said = problems_or_error(context, make_batch=lambda given=given: given, loss=None, call=lambda m, b: m(b["x"]))
         assert f"make_batch ({HERE}:" in said and says in said
@@ -129,7 +129,7 @@ def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
     said = problems_or_error(
         context, make_batch=lambda: samples, loss=None, call=lambda m, b: m(torch.stack([one["x"] for one in b])).sum()
     )
-    assert said.endswith("in a list of samples, the tensors of each sample are split: stack the samples, batch first")
+    assert said.endswith("a list of samples is split within each sample, so stack the samples, batch first")
 
 
 def test_a_batch_that_was_computed_outlives_a_step(context: RankContext) -> None:
@@ -172,7 +172,9 @@ def test_tokens_are_counted_by_any_whole_number_and_check_says_what_is_none(
     context: RankContext, given: Any, tokens: int | None
 ) -> None:
     said = problems_or_error(context, num_tokens=lambda _: given)
-    assert (said == "") == (tokens is not None) and ("give the tokens of a global batch" in said) == (tokens is None)
+    assert (said == "") == (tokens is not None) and ("give the number of tokens of a global batch" in said) == (
+        tokens is None
+    )
 
 
 def test_likely_causes_are_named(context: RankContext) -> None:

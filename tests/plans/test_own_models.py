@@ -164,7 +164,7 @@ def test_styles_by_name_are_torchs_and_what_is_unknown_is_named(context: RankCon
         return " ".join(problems(built, batch, ParallelPlan(**{"fsdp": FsdpPlan(), **plan}), context))
 
     assert "unknown style 'colwize' for this model (nearest: colwise" in told(tp={"blocks.*.up": "colwize"})
-    assert "Classifier has none; give tp={'pattern': style}" in told(tp="auto")
+    assert "Classifier lacks; give tp={'pattern': style}" in told(tp="auto")
     assert "_no_split_modules, and Classifier has none" in told(tp=examples.TP, fsdp=FsdpPlan(wrap="auto"))
     assert "TP pattern 'block.*.up' matches no module" in told(tp={"block.*.up": "colwise"})
 
@@ -285,7 +285,7 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"parallelize": drops_a_layer}, "8 parameters, but build_model's model has 14 (lacks 'blocks.1.norm.weight'"),
         ({"parallelize": asks_for_values}, f"on meta tensors ({HERE}:"),
         ({"build_model": Lazy}, "makes parameter 'linear.weight' without a shape, as lazy modules do"),
-        ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "gives x as a numpy array; give tensors"),
+        ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "returns x as a numpy array; return tensors"),
         ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "returns a batch of no samples; return at least one"),
         ({"call": lambda model, batch: model.heat}, f"object has no attribute 'heat' ({HERE}:"),
         ({"optimizer": lambda parameters: 3}, "returns an int, which has no step()"),
@@ -293,7 +293,7 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"make_batch": lambda: raises(nn.Identity(), 0)}, f"make_batch raises RuntimeError: no such layer ({HERE}:"),
         ({"build_model": lambda: 3}, f"build_model ({HERE}:"),
         ({"num_tokens": lambda batch: batch["ids"]}, f"num_tokens raises KeyError: 'ids' ({HERE}:"),
-        ({"num_tokens": 0}, "num_tokens is 0; give the tokens of a global batch"),
+        ({"num_tokens": 0}, "num_tokens is 0; give the number of tokens of a global batch"),
         ({"batch_dims": {"x": 1}, "make_batch": lambda: {"x": torch.ones(4, 3)}}, f"a batch of 3 ({HERE}:"),
     ],
 )

@@ -126,8 +126,8 @@ def test_ulysses_exchanges_heads_for_the_sequence_before_attention_and_back_afte
 @pytest.mark.parametrize(
     ("heads", "options", "error", "says"),
     [
-        ((3, 3, 3), {}, UserError, "the heads of attention, 3 per rank, over the 2 ranks of context parallel"),
-        ((4, 1, 1), {"enable_gqa": True}, UserError, "the KV heads of attention, 1 per rank, over the 2 ranks"),
+        ((3, 3, 3), {}, UserError, "the heads of attention, 3 per rank, over 2 ranks of context parallel"),
+        ((4, 1, 1), {"enable_gqa": True}, UserError, "the KV heads of attention, 1 per rank, over 2 ranks"),
         ((4, 4, 4), {"attn_mask": torch.ones(8, 8)}, Unsupported, "attn_mask of a rank's part of the sequence"),
     ],
 )

@@ -167,11 +167,11 @@ def twice(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
         (given(make_optimizers=lambda _: [None]), "returns a list, which has no step"),
         (
             given(make_optimizers=lambda model: torch.optim.SGD([model.get_parameter("gate")])),
-            r"raises AttributeError: .*gate.* \(.*test_user_step.py:\d+\); take parameters that .*: weight, bias",
+            r"raises AttributeError: .*gate.* \(.*test_user_step.py:\d+\); use parameters that .*\(weight, bias",
         ),
         (
             given(make_optimizers=lambda _: {"sgd": torch.optim.SGD(nn.Linear(3, 2).parameters())}),
-            "returns 'sgd', which has no parameter of the parallel model; take",
+            "returns 'sgd', which has no parameter of the parallel model; use",
         ),
     ],
 )

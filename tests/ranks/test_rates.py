@@ -51,7 +51,7 @@ def test_tokens_are_the_scenarios_word_and_nobody_elses(context: RankContext) ->
 
 @pytest.mark.parametrize("given", [0, -3, lambda batch: 1.5])
 def test_tokens_that_are_no_count_are_refused(context: RankContext, given: Any) -> None:
-    with pytest.raises(UserError, match="give the tokens of a global batch"):
+    with pytest.raises(UserError, match="give the number of tokens of a global batch"):
         params_of(given, context)
 
 

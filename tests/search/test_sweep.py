@@ -41,7 +41,7 @@ def sweep(*arguments: str) -> Result:
         (("llama_2d", "--float8", "layers.*"), "--float8 needs --hardware"),
         (("llama_2d", "--mesh", "tp=2"), "--mesh needs --around-my-plan"),
         (("llama_2d", "--set", "plan.mesh=tp4"), "leave --set plan.mesh out"),
-        (("llama3_8b", "--world", "64"), "too large for CPUs; predict it with --hardware h100"),
+        (("llama3_8b", "--world", "64"), "too large for CPUs; predict with --hardware h100"),
         (("llama_2d", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
         (("llama_2d", "--hardware", ""), "--hardware '' is unknown"),
         (("llama_2d", "--mesh", "", "--around-my-plan"), "mesh part '' is not NAME=SIZE"),

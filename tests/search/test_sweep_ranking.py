@@ -141,7 +141,7 @@ def test_around_a_plan_says_how_many_neighbours_were_not_tried() -> None:
     predict_around(state, state.written, cast(Predictor, Known()), Limits(3, 60.0))
     assert len(state.predictions) == 3 < state.num_legal and state.stopped == "the limit --plans 3 was reached"
     notes = result_of(setup, state, load_hardware("h100"), {}, None).notes
-    assert any("the plan as written, and those that differ from it by one change" in note for note in notes)
+    assert any("the plan as written, and plans that differ by one change" in note for note in notes)
 
 
 def test_changes_are_compared_with_the_plan_as_written() -> None:

@@ -56,9 +56,9 @@ def test_frozen_units_and_constants_of_forward_are_simulated(unassumed: Recorded
 @pytest.mark.parametrize(
     ("kind", "option"),
     [
-        ("gate mask", "in module 'gate': give --assume 'gate=SHARE' (the share that its mask keeps)"),
-        ("gate number", "in module 'gate': give --assume 'gate=NUMBER' (the value that it reads)"),
-        ("gate host", "in module 'gate': give --assume 'gate=NUMBER' (the value that it reads)"),
+        ("gate mask", "in module 'gate'; give --assume 'gate=SHARE' (the kept share of its mask)"),
+        ("gate number", "in module 'gate'; give --assume 'gate=NUMBER' (the value read)"),
+        ("gate host", "in module 'gate'; give --assume 'gate=NUMBER' (the value read)"),
         ("experts", "from a choice by module 'mixture'; give --assume 'mixture=uniform'"),
     ],
 )
@@ -95,7 +95,10 @@ def test_experts_get_the_rows_of_the_load(children: Children, load: Any, rows: s
 
 
 def test_an_assumption_that_nothing_needs_is_refused(children: Children) -> None:
-    with children.forked(), pytest.raises(UserError, match=r"--assume 'gates' is of no module that chooses, masks or"):
+    with (
+        children.forked(),
+        pytest.raises(UserError, match=r"--assume 'gates' matches no module that chooses, masks or"),
+    ):
         recorded(FILE, "kind=padding", assume={"gates": 0.5})
 
 

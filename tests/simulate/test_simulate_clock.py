@@ -270,7 +270,7 @@ def test_a_hardware_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, cha
 
 def test_an_unknown_machine_names_the_nearest() -> None:
     with pytest.raises(
-        UserError, match=r"--hardware 'h10' is unknown \(nearest: h100.*\); use one of those, or a path"
+        UserError, match=r"--hardware 'h10' is unknown \(nearest: h100.*\); use a known name, or a path"
     ):
         load_hardware("h10")
 

@@ -100,7 +100,7 @@ def test_messages_of_one_batch_end_together_and_others_follow() -> None:
 def test_messages_without_another_end_are_one_sentence(events: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         replay_together([rank(0, *events[0]), rank(1, *events[1])], machine())
-    with pytest.raises(UserError, match=r"rank 0 waits for a message .* all ranks of its pipeline together"):
+    with pytest.raises(UserError, match=r"rank 0 waits for a message .* all ranks of the pipeline"):
         assert Simulation(two_stages()[0], machine()).timed
 
 

@@ -241,7 +241,7 @@ def test_the_exact_gate_needs_a_trace(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_step_of_days_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a step would take 1e\+05 s, more than a day"):
+    with pytest.raises(UserError, match=r"the simulated step takes 1e\+05 s, more than a day"):
         written(tmp_path, simulated(1e5 - 2))
 
 
