@@ -221,7 +221,7 @@ def test_uneven_and_empty_shards_are_drawn_as_they_lie() -> None:
 @pytest.mark.parametrize(
     ("shape", "mesh", "source", "target", "says"),
     [
-        ("8,8,8", "2x2x2", "S(0)S(1)S(2)", "RRR", "cuts 3 tensor dims"),
+        ("8,8,8", "2x2x2", "S(0)S(1)S(2)", "RRR", "shards 3 tensor dims"),
         ("64,64", "8x8", "S(0)R", "RR", "64 ranks, but at most 16 fit"),
     ],
 )
@@ -349,9 +349,9 @@ def test_a_mesh_that_the_profile_does_not_price_is_refused_with_those_it_does() 
         ("X(0)R", "RR", "write R"),
         ("S(0)[1]R", "RR", "number the shards"),
         ("P(norm)R", "RR", "'norm'"),
-        ("RR", "P(sum)R", "turns R into P(sum)"),
-        ("S(0)R", "P(max)R", "turns S(0) into P(max)"),
-        ("P(avg)S(0)", "P(sum)S(0)", "turns P(avg) into P(sum)"),
+        ("RR", "P(sum)R", "converts R to P(sum)"),
+        ("S(0)R", "P(max)R", "converts S(0) to P(max)"),
+        ("P(avg)S(0)", "P(sum)S(0)", "converts P(avg) to P(sum)"),
         ("P(sum)P(max)", "RR", "mixes the reduce ops max, sum"),
     ],
 )

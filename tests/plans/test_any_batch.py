@@ -120,7 +120,7 @@ def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(n, 4) for n in (1, 2)], layout=torch.jagged)
     for given, says in (
         ({"x": jagged}, "returns x as a jagged tensor, which cannot be split over ranks"),
-        ({"x": torch.eye(4).to_sparse()}, "gives x as a sparse_coo tensor"),
+        ({"x": torch.eye(4).to_sparse()}, "returns x as a sparse_coo tensor"),
         ({"x": torch.ones(4, 4, device="meta")}, "returns x on the meta device; return values"),
     ):
         said = problems_or_error(context, make_batch=lambda given=given: given, loss=None, call=lambda m, b: m(b["x"]))
@@ -146,7 +146,7 @@ def test_a_loss_that_nothing_learns_from_and_an_output_without_one_are_named(con
     (said,) = problems_of(context, loss=lambda output, labels: F.cross_entropy(output, labels).detach())
     assert f"the loss ({HERE}:" in said and "does not depend on a trainable parameter (it was detached" in said
     (said,) = problems_of(context, build_model=lambda: torch.nn.Linear(4, 2).requires_grad_(False))
-    assert "no parameter has requires_grad; use Scenario(inference=True)" in said
+    assert "no parameter has requires_grad); use Scenario(inference=True)" in said
     Named = namedtuple("Named", "logits loss")
     taken = loss_of(Scenario(), lambda x: Named(torch.ones(2, 2), torch.tensor(3.0)), {"x": 1})
     assert float(taken) == 3

@@ -111,7 +111,7 @@ def test_logits_are_found_in_what_models_return_and_nothing_else_will_do() -> No
     logits = torch.ones(2, 3)
     for found in (logits, (logits, 1), {"loss": torch.zeros(()), "logits": logits}, SimpleNamespace(logits=logits)):
         assert output_of(Scenario(inference=True), lambda x, found=found: found, torch.ones(1)) is logits
-    with pytest.raises(UserError, match=r"call \(.*test_inference.*\) returns None, inference=True requires"):
+    with pytest.raises(UserError, match=r"call \(.*test_inference.*\) returns None, but inference=True requires"):
         output_of(Scenario(inference=True, call=lambda model, batch: None), None, torch.ones(1))
 
 
@@ -149,7 +149,7 @@ def test_the_cache_is_split_over_heads_and_each_layer_communicates_twice(shipped
             assert step.cache_bytes == CACHE_BYTES // 4
             rows = communications_of(step, step.phases, step.plan, context, step.model)
             # With nothing sent, a rank has its own share of every sum.
-            assert "the output is" in str(opened_case.check())
+            assert "the output differs" in str(opened_case.check())
             counters = opened_case.after()
     assert {row.phase for row in rows} == {"forward"} and all(row.owner is not None for row in rows)
     by_mesh_dim = [sum(row.mesh_dim == name for row in rows) for name in ("dp_shard", "tp")]

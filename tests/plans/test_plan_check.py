@@ -67,7 +67,7 @@ def test_parameters_that_fail_for_one_reason_are_one_problem_with_their_layers_c
     (text,) = found(context, GOOD, hidden=18)
     assert text.startswith("mesh dim 'tp' of size 4 does not divide 18 (sizes that work: 1, 2, 3, 6, 9, 18)")
     # Two weights and two biases of layers.*, one weight of head.
-    assert text.endswith(": layers.*.weight: 2 layers; layers.*.bias: 2 layers; head.weight")
+    assert text.endswith(" by layers.*.weight: 2 layers; layers.*.bias: 2 layers; head.weight")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_sentences_that_differ_in_the_layer_alone_are_one(problems: list[str], t
 def test_modules_beside_each_other_are_named_together(context: RankContext) -> None:
     names = [f"layers.{layer}.attention.{name}.weight" for layer in range(8) for name in ("wq", "wk")]
     (text,) = grouped([undivided("", 9, ("tp",), context, name) for name in names])
-    assert text.endswith(": layers.*.attention.{wq,wk}.weight: 8 layers")
+    assert text.endswith(" by layers.*.attention.{wq,wk}.weight: 8 layers")
 
 
 def test_everything_wrong_is_listed_at_once(context: RankContext) -> None:

@@ -127,7 +127,7 @@ def test_a_penalty_is_backward_and_a_closure_is_the_optimizer(context: RankConte
 def test_steps_of_several_kinds_need_a_declared_period(
     context: RankContext, every: int, then: Callable[..., object]
 ) -> None:
-    with pytest.raises(UserError, match=rf"a period of {every}; declare Scenario\(period={every}\)"):
+    with pytest.raises(UserError, match=rf"a period of {every} calls; declare Scenario\(period={every}\)"):
         _ = step_of(given(alternating(every, then)), context).phases
     own = step_of(given(alternating(every, then), period=every), context)
     assert own.phases.count("backward") == every
@@ -155,9 +155,9 @@ def twice(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
-        (given(lambda *_: None), r"step \(.*test_user_step.py:\d+\) returns nothing; return the loss"),
-        (given(lambda model, batch, _: model(batch[0])), r"returns a tensor of shape \[2, 2\]; return the loss"),
-        (given(lambda *_: {}), "returns a dict; return the loss"),
+        (given(lambda *_: None), r"step \(.*test_user_step.py:\d+\) returns nothing; return one number as loss"),
+        (given(lambda model, batch, _: model(batch[0])), r"returns a tensor of shape \[2, 2\]; return one number"),
+        (given(lambda *_: {}), "returns a dict; return one number"),
         (given(lambda model, batch, _: model(batch[0]).sum()), r"test_user_step.py:\d+\) runs no backward"),
         (
             given(twice),
