@@ -168,7 +168,7 @@ def shuffled(optimizer: Around) -> None:
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (clipped, "times one factor"),  # Adam hides it from the parameters; its moments do not
+        (clipped, "multiplied by one factor"),  # Adam hides it from the parameters; its moments do not
         (scaled, "multiplied by one factor (0.5 on every rank)"),
         (nothing_of_norms, "the optimizer never changes norm.weight on rank 0"),
         (twice, "step count of norm.weight on rank 0 is 2 times one device's"),
@@ -177,7 +177,7 @@ def shuffled(optimizer: Around) -> None:
         (RateOfItsOwn, "lr of norm.weight is 0.02 on rank 0 and 0.01 on one device"),
         (with_noise, "draws random numbers on rank 0"),
         (with_nan, "has another shape than one device's, or is not a number"),
-        (with_frozen, "frozen.bias is"),
+        (with_frozen, "frozen.bias differs"),
         (shuffled, "right values of linear.weight in the wrong places"),
     ],
 )

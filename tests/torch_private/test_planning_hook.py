@@ -193,7 +193,7 @@ def _dynamic() -> Any:
 
 def test_a_changed_signature_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PLANNER, "find_min_cost_path", lambda self, src_state, dst_state, budget: [])
-    with pytest.raises(Unsupported, match="takes self, src_state, dst_state, budget"):
+    with pytest.raises(Unsupported, match="has parameters self, src_state, dst_state, budget"):
         require_known_planner()
 
 
