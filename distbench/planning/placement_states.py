@@ -71,7 +71,7 @@ def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
     """
     if any(placement.split_factor is not None for placement in placements):
         text = format_placements(placements)
-        raise ValueError(f"placements {text!r} have a strided shard; write S(tensor dim)[order] for each shard")
+        raise ValueError(f"placements {text!r} have a strided shard; write S(tensor dim)[position] for each shard")
     partials = [
         (mesh_dim, known_reduce_op(placement.reduce_op))
         for mesh_dim, placement in enumerate(placements)

@@ -27,7 +27,7 @@ from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_di
 from distbench.spec.placements import TORCH_PLANNERS, format_placements
 from distbench.spec.printable_text import count_text, cut
 
-PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[order] or P(sum), one per mesh dim"
+PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[position] or P(sum), one per mesh dim"
 MAX_DIGITS = 4000  # Python does not parse longer numbers
 
 
