@@ -155,7 +155,6 @@ def pytorch_benchmark(paths: Sequence[Path]) -> str:
             "runners": [_runner_of(environment)],
             "dependencies": {
                 "torch": {"repo": "pytorch/pytorch", "version": _word(environment.torch)},
-                "nccl": {"repo": "NVIDIA/nccl", "version": _word(environment.nccl)},
             },
         }
         for name, unit, values in case.metrics():
