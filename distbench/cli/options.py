@@ -343,14 +343,14 @@ def make_folder(path: Path, option: str) -> None:
         ) from error
 
 
-def write(path: Path, text: str, mode: str = "w") -> None:
-    """Write a text, or append it with mode "a". Raise UserError if the file cannot be written."""
+def write(path: Path, content: str | bytes, mode: str = "w") -> None:
+    """Write a text or bytes, or append a text with mode "a". Raise UserError if the file cannot be written."""
     try:
         if mode == "w":
-            write_whole(path, text)
+            write_whole(path, content)
         else:
             with path.open(mode, encoding="utf-8") as file:
-                file.write(text)
+                file.write(str(content))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); give another file") from error
 

@@ -22,7 +22,9 @@ from distbench.cli.options import (
     write,
 )
 from distbench.records.exports import EXPORTS
+from distbench.spec.errors import UserError
 from distbench.spec.plugins import load_plugin
+from distbench.spec.printable_text import count_text
 
 MAX_NAMED = 3
 
@@ -154,13 +156,27 @@ def _command(runs: tuple[Path, ...], out: Path, label: str, chosen: str = "") ->
 @click.command()
 @click.argument("form", metavar="FORMAT", type=PluginChoice("exporters", EXPORTS))
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="Output file. Default: standard output.")
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="Output file, or a new folder. Default: standard output."
+)
 @results_option
 def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) -> None:
     """Write runs in another tool's FORMAT, one value per launch, never raw samples.
 
-    FORMAT is pytest-benchmark, customSmallerIsBetter (github-action-benchmark), or run. The last one converts a JSON
-    file of nccl-tests (-J) into distbench's own run file, for distbench report.
+    \b
+    FORMAT                  read by
+    pytest-benchmark        pytest-benchmark compare
+    customSmallerIsBetter,  github-action-benchmark: times or rates
+      customBiggerIsBetter
+    pytorch                 PyTorch's benchmark database, schema v3
+    openmetrics             node_exporter's textfile collector
+    parquet                 pandas, DuckDB: a row per case and launch
+    nccl-tests              readers of nccl-tests' -J (folder)
+    tensorboard             tensorboard --logdir (folder)
+    wandb                   wandb sync (folder)
+    mlflow                  mlflow ui (SQLite file)
+    run                     distbench report: a file of nccl-tests (-J) as
+                            a run file
 
     \b
     Examples:
@@ -170,8 +186,23 @@ def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) ->
     from distbench.records.results_folder import named_runs
 
     exporter = EXPORTS.get(form) or load_plugin("exporters", form)
-    text = exporter(named_runs(expanded(paths), out))
-    if output is None:
-        say(text, nl=False)
+    exported = exporter(named_runs(expanded(paths), out))
+    if isinstance(exported, dict):
+        write_folder(output, form, exported)
+    elif output:
+        write(output, exported)
+    elif isinstance(exported, bytes):
+        raise UserError(f"export {form} writes a binary file; give its name with -o")
     else:
-        write(output, text)
+        say(exported, nl=False)
+
+
+def write_folder(folder: Path | None, form: str, files: dict[str, bytes]) -> None:
+    """Write the files of an export to a new folder. Raise UserError if there is no folder, or it is not new."""
+    if folder is None:
+        raise UserError(f"export {form} writes {count_text(len(files), 'file')}; give a new folder with -o")
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} is not a new folder; give another with -o")
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write(folder / name, content)
