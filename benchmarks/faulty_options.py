@@ -135,7 +135,6 @@ CALLS = (
         'history --results "$GOLD/steps.jsonl" --plots afile',
         "--plots afile cannot be written",
     ),
-    ("a scenario for nothing", "doctor tp_mlp", "with --traces only"),
     ("a scenario that nobody knows", "list all", "no scenario 'all'"),
     ("a command that nobody knows", "benchmark", "No such command"),
 )

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from benchmarks.dispatch_mode import differences, rows_by_both
 from distbench.cases.step_correctness import StepCheck
-from distbench.observe.trace import StepTrace, differences
+from distbench.observe.trace import StepTrace
 from distbench.plans.training_step import step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import calm_scheduler
@@ -32,16 +33,14 @@ def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:
         step = step_of(scenario, context)
         check = StepCheck(step, scenario, context)
         wrong = check()
-        trace = StepTrace(step, context)
-        [traced] = trace.timed(1)
-        rows = [row.what for row in traced.rows]
+        rows, dispatched = rows_by_both(StepTrace(step, context))
         yield {
             "file": str(entry.file),
             "name": "/".join([entry.name, *(f"{name}={value}" for name, value in variant.items())]),
             "wrong": wrong,
             "num_traced": len(rows),
             "num_owned": sum(row.owner_known for row in rows),
-            "differences": differences(rows, trace.dispatched()),
+            "differences": differences(rows, dispatched),
             **check.counters,
         }
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from benchmarks.dispatch_mode import by_dispatch_mode
 from distbench.cases import redistribution
 from distbench.observe import module_attribution
 from distbench.observe.module_attribution import communications_of
@@ -212,7 +213,8 @@ def of_cases(job: Job, every: int) -> dict[str, Any]:
                 except Exception as error:  # the laboratory has what torch gets wrong
                     found[case_spec.case.id] = {"left_out": str(error)}
                     continue
-                with on():
+                # Collectives of fake tensors are operators only.
+                with on(), by_dispatch_mode():
                     rows = communications_of(opened_case.call, opened_case.phases, ParallelPlan(), context)
             found[case_spec.case.id] = {**facts, "collectives": [asdict(row) for row in rows]}
     return found

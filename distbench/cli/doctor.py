@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from distbench.cli.main import defaults_for, main
-from distbench.cli.options import format_option, say_lines, scenario_names, verbose_option, width_option
+from distbench.cli.options import format_option, say_lines, verbose_option, width_option
 from distbench.processes import ask_child
 from distbench.records.machine import accelerator_here, checks_of, host_facts, output_of
 from distbench.show.terminal import shows_notes
@@ -19,19 +19,17 @@ from distbench.spec.mesh import RANKS_PER_CPU
 from distbench.spec.printable_text import count_text
 from distbench.spec.versions import INSTALL, SUPPORTED, installed_torch
 
-CHECKS_TIMEOUT_S, BEHAVIOUR_TIMEOUT_S, AGREEMENT_TIMEOUT_S = 300.0, 600.0, 1200.0
+CHECKS_TIMEOUT_S, BEHAVIOUR_TIMEOUT_S = 300.0, 600.0
 # Checks without which nothing runs.
 NEEDED = {"torch version", "torch.distributed", "gloo"}
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
 @click.option("--deep", is_flag=True, help="Also try a traced step, simulated steps and each planner, in about 10 s.")
-@click.option("--traces", "paths", is_flag=True, help="Compare two methods of tracing on each scenario's step.")
 @format_option("table", "json")
 @verbose_option
 @width_option
-def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> None:
+def doctor(deep: bool, form: str) -> None:
     """Check this machine: devices, backends, torch, and each private torch name that distbench uses.
 
     The last line is the answer. -v also lists every check, and the defaults of a pyproject.toml here.
@@ -39,30 +37,16 @@ def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> No
     With --deep, also try the features that depend on torch's behaviour: a traced step, simulated steps, each planner.
     The exit code is 1 if one of them fails with this torch.
 
-    With --traces, check only run --trace-paths: compare its two methods on the SCENARIOs, or on all shipped ones.
-
     \b
     Examples:
       distbench doctor
       distbench doctor --deep -v
-      distbench doctor --traces llama_2d
     """
-    if scenarios and not paths:
-        raise UserError(f"doctor takes scenarios with --traces only: distbench doctor --traces {' '.join(scenarios)}")
-    if deep and paths:
-        raise UserError(
-            "doctor takes --deep or --traces, not both; --traces checks run --trace-paths on more scenarios"
-        )
     defaults = defaults_for(main)
-    if paths:
-        findings = agreement(scenarios)
-    else:
-        values = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
-        findings = {**examine(deep), "defaults": values}
+    values = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
+    findings = {**examine(deep), "defaults": values}
     if form == "json":
         click.echo(json.dumps(findings, indent=1))
-    elif paths:
-        say_lines(lines_of_agreement(findings), " " * 8)
     else:
         if shows_notes():
             of_project = [f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())]
@@ -180,51 +164,3 @@ def _verdict(findings: dict[str, Any]) -> str:
     if broken := _broken(findings):
         return f"FAIL: with this torch, these features do not work: {', '.join(broken)}. Use {SUPPORTED}"
     return "PASS: this machine can run distbench. Next: distbench run llama_2d --quick"
-
-
-def agreement(targets: Sequence[str]) -> dict[str, Any]:
-    """Compare the collectives that two methods see in every step, at the quick sizes, on a fake process group.
-
-    Args:
-        targets: scenarios; none for all shipped ones that do not measure the mesh.
-
-    Returns:
-        `cases`, each with `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
-    """
-    from distbench.launch import Request, jobs_of
-    from distbench.launch.job_request import MESH_TAGS, REAL_SIZE_TAG
-    from distbench.spec import list_entries
-
-    targets = targets or [entry.name for entry in list_entries() if not {*MESH_TAGS, REAL_SIZE_TAG} & set(entry.tags)]
-    jobs = jobs_of(Request(tuple(targets), device="cpu", quick=True), None)
-    answers = ask_child(
-        "trace_differences",
-        given=[job.to_record() for job in jobs],
-        timeout_s=AGREEMENT_TIMEOUT_S,
-        failure="what steps communicate cannot be compared: {why}; try `distbench doctor`",
-    )
-    cases = [case for answer in answers for case in answer]
-    return {"cases": cases, "usable": not any(case.get("differences") or "failed" in case for case in cases)}
-
-
-def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
-    """Return the comparison as lines for a terminal, one per case and one per difference."""
-    if not findings["cases"]:
-        return ["UNKNOWN: nothing to compare. No step of these scenarios communicates"]
-    lines = []
-    for case in findings["cases"]:
-        if "skipped" in case:
-            lines.append(f"skipped   {case['case_id']}: {case['skipped']}")
-        elif "failed" in case:
-            lines.append(f"FAILED    {case['case_id']}: {case['failed']}")
-        else:
-            mark = "DIFFERENT" if case["differences"] else "agreed"
-            lines.append(f"{mark:<9} {case['case_id']}: {count_text(case['num_rows'], 'collective')}")
-            lines += [f"{'':<9} -> {difference}" for difference in case["differences"]]
-    if findings["usable"]:
-        return [
-            *lines,
-            "",
-            f"PASS: both methods agree in {count_text(len(findings['cases']), 'case')}. run --trace-paths is reliable",
-        ]
-    return [*lines, "", "FAIL: the methods differ. The output of run --trace-paths is not reliable for these steps"]

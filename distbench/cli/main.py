@@ -24,7 +24,6 @@ OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     (): {"--out": ("--results",), "--runs": ("--results",)},
     ("ab",): {"--budget": ("--max-time",)},
     ("tune",): {"--budget": ("--max-time",), "--resume": ("--reuse",)},
-    ("doctor",): {"--paths": ("--traces",)},
     # An abbreviation of torchrun's --print-completion since torch 2.14.
     ("run",): {"--print": ("--dry-run",)},
 }

@@ -489,7 +489,7 @@ def _of_traces(run_file: Path) -> str:
         notes.append(f"tracing overhead: up to {max(0.0, 100 * (max(ratios) - 1)):.0f} % CPU")
     # A profiler may lack times, and says why.
     notes += {why for trace in traced if trace["method"] == "profiler" and (why := trace["exposed_reason"])}
-    if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):
+    if num_differing := sum(bool((trace.get("agreement") or {}).get("differences")) for trace in traced):
         notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")
     return "; ".join([*notes, *failed])
 

@@ -35,8 +35,8 @@ from distbench.torch_private import (
     Labels,
     Message,
     autograd_position,
-    each_collective,
     finished_parameter,
+    issued_collectives,
     labelled_communication,
     next_autograd_position,
 )
@@ -224,7 +224,7 @@ def communications_of(
     communications: list[Communication] = []
     with (
         tracked_collectives(model, phases, plan, [context.mesh]) as tracker,
-        each_collective(
+        issued_collectives(
             lambda issued: communications.append(tracker.communication(issued, tracker.issue_context(issued)))
         ),
     ):

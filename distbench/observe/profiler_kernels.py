@@ -382,7 +382,7 @@ def matched(
     from the rows' messages, only messages have no times.
 
     Args:
-        rows: the dispatch mode's rows of one step on this rank.
+        rows: the collectives that one step issued on this rank.
         kernels: of another run of the same step.
         group_names: process group name to its ranks as a row's `group` has them.
 
@@ -448,7 +448,7 @@ class ProfiledStep:
     """A step as its kernels ran; moments are seconds of the profiler's clock."""
 
     traced: Traced
-    differences: list[str]  # between kernels and dispatched collectives, as sentences
+    differences: list[str]  # between kernels and issued collectives, as sentences
     reason: str | None  # why there are no times
 
 

@@ -1,21 +1,19 @@
 """A step's communication with times, in a separate pass after the step was timed and checked.
 
-On CPU each collective is stamped on its way to its backend (`torch_private.collectives`); on accelerators the
-profiler records when kernels ran. A dispatch mode traces the same step, to check either method.
+Each collective is seen on its way to its backend (`torch_private.collectives`). On CPU it is stamped there; on
+accelerators the profiler records when its kernels ran.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Any
 
 import torch.distributed as dist
 
 from distbench.observe.memory import largest_known, prediction_of
 from distbench.observe.module_attribution import (
-    Communication,
     Traced,
     TracedRow,
     communications_of,
@@ -27,7 +25,7 @@ from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.spec.devices import known_device
-from distbench.spec.printable_text import capped_lines, count_text
+from distbench.spec.printable_text import capped_lines
 from distbench.statistics.intervals import median
 from distbench.torch_private import Issued, timed_collectives
 
@@ -61,34 +59,20 @@ class StepTrace:
             return self._profiled(tracing, counters)
         steps = self.timed(NUM_STEPS)
         tracing.on_progress()
-        overhead = _overhead(self.step, self.context, tracing)
-        dispatched = self.dispatched()
         return {
             "method": METHOD,
             "clock_shared": tracing.clock_shared,
-            "overhead": overhead,
-            "agreement": self._agreement(dispatched, differences([row.what for row in steps[0].rows], dispatched)),
+            "overhead": _overhead(self.step, self.context, tracing),
             "exposed_reason": NOTHING_OVERLAPS if self.step.plan.ddp is None else OVERLAP_SHARES_CPUS,
             "memory": _memory(self.step, self.context, counters),
             **({} if self.step.pipeline is None else {"pipeline": self.step.pipeline.facts}),
             **tables(steps, self.step.phases, self.context, tracing.clock_shared),
         }
 
-    def _agreement(self, dispatched: Sequence[Communication], own_sentences: list[str]) -> dict[str, Any]:
-        by_rank = enumerate(self.context.gather(own_sentences))
-        sentences = [f"rank {rank}: {sentence}" for rank, of_rank in by_rank for sentence in of_rank]
-        capped = capped_lines(sentences, MAX_DIFFERENCES, "and {} more")
-        return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": capped}
-
     def timed(self, num_steps: int) -> list[Traced]:
         """Trace some runs of the step on CPU, from its initial values."""
         self._restart()
         return [traced(self.step, self.context) for _ in range(num_steps)]
-
-    def dispatched(self) -> list[Communication]:
-        """Step's collectives by the dispatch mode, from the same values: values determine the experts of tokens."""
-        self._restart()
-        return communications_of(self.step, self.step.phases, self.step.plan, self.context, self.step.model)
 
     def _restart(self) -> None:
         self.step.start_anew()
@@ -96,19 +80,26 @@ class StepTrace:
             _run(self.step, self.context)
 
     def _profiled(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """On accelerators: return the collectives of the dispatch mode, with times of kernels of profiled steps."""
-        rows = self.dispatched()
+        """On accelerators: return the issued collectives, with times of kernels of profiled steps."""
+        self._restart()
+        rows = communications_of(self.step, self.step.phases, self.step.plan, self.context, self.step.model)
         bare_cpu, steps = [], []
         for _ in range(NUM_STEPS):
             bare_cpu.append(_run(self.step, self.context))
             steps.append(profiled_step(self.step, self.context, rows, tracing.on_progress))
         reasons = self.context.gather(next((step.reason for step in steps if step.reason), None))
         why = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
+        by_rank = enumerate(self.context.gather(steps[0].differences))
+        sentences = [f"rank {rank}: {sentence}" for rank, of_rank in by_rank for sentence in of_rank]
         return {
             "method": "profiler",
             "clock_shared": False,
             "overhead": _ratio(self.context.gather((bare_cpu, [step.traced.cpu_s for step in steps]))),
-            "agreement": self._agreement(rows, steps[0].differences),
+            "agreement": {
+                "method": "operators of c10d",
+                "num_rows": len(rows),
+                "differences": capped_lines(sentences, MAX_DIFFERENCES, "and {} more"),
+            },
             "exposed_reason": why,
             "memory": _memory(self.step, self.context, counters),
             **tables([step.traced for step in steps], self.step.phases, self.context, False),
@@ -169,20 +160,6 @@ def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]
     bare_s, traced_s = ([sum(turn) for turn in zip(*of_ranks, strict=True)] for of_ranks in zip(*by_rank, strict=True))
     ratio = median([after / before for before, after in zip(bare_s, traced_s, strict=True) if before > 0])
     return {"rounds": len(bare_s), "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
-
-
-def differences(timed: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
-    """Return differences in the collectives or the order of two methods, as sentences: by kind, group and bytes."""
-    ours, theirs = (
-        [f"{row.kind} over ranks {row.group} of {row.payload_bytes} B" for row in rows] for rows in (timed, dispatched)
-    )
-    sentences = []
-    for tag, start, end, other_start, other_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
-        if tag != "equal":
-            seen = f"{METHOD} saw {', '.join(ours[start:end]) or 'nothing'}"
-            other = f"the dispatch mode saw {', '.join(theirs[other_start:other_end]) or 'nothing'}"
-            sentences.append(f"after {count_text(start, 'collective')} {seen}, {other}")
-    return sentences
 
 
 def _memory(step: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:

@@ -159,19 +159,9 @@ def _paths_table(trace: Trace) -> Table:
         ("<mesh dim", lambda row: str(row["mesh_dim"])),
         *COST_COLUMNS,
     )
-    title = f"by path{_seen_of(trace)}, {_per_step(trace)}"
+    title = f"by path, {_per_step(trace)}"
     table = table_of(title, columns, rows, notes, [*breaks[1:], len(rows) - 1], LEAST_OF_COSTS)
     return replace(table, together=True)
-
-
-def _seen_of(trace: Trace) -> str:
-    """Where a second method saw more collectives than these: ` (12 of 39 collectives)`; empty where it did not."""
-    agreement = trace.record.get("agreement")
-    all_of_them = agreement.get("num_rows") if isinstance(agreement, dict) else None
-    if not isinstance(all_of_them, int) or trace.rows.empty or not trace.steps:
-        return ""
-    first = trace.rows[(trace.rows["rank"] == trace.ranks[0]) & (trace.rows["step"] == trace.steps[0])]
-    return f" ({len(first)} of {count_text(all_of_them, 'collective')})" if len(first) < all_of_them else ""
 
 
 def _owners_table(trace: Trace) -> Table:
@@ -190,7 +180,7 @@ def _owners_table(trace: Trace) -> Table:
     if not owned.all():
         notes.append(f"{UNKNOWN_OWNER}: no running module was recorded")
     optional = ("straggler", "payload", "of step", "count")
-    return table_of(title + _seen_of(trace), columns, rows, notes, (), optional)
+    return table_of(title, columns, rows, notes, (), optional)
 
 
 def _costliest_first(frame: "pd.DataFrame") -> list[Row]:
@@ -246,7 +236,7 @@ def _method_lines(trace: Trace) -> list[str]:
 def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
     agreement = record.get("agreement")
     if not isinstance(agreement, dict) or not agreement.get("method"):
-        return ("no second method looked at the same step",)
+        return ()
     sentences = [str(sentence) for sentence in agreement.get("differences") or ()]
     if not sentences:
         rows = f"all {agreement.get('num_rows')} collectives of a rank's step"

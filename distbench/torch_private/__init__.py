@@ -13,7 +13,6 @@ from distbench.torch_private.collectives import (
     Issued,
     arguments_of,
     call_of,
-    each_collective,
     each_operator,
     is_async,
     is_attention,

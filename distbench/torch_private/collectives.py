@@ -1,4 +1,4 @@
-"""Every collective of a process: traced where torch dispatches it, and timed on its way to a backend."""
+"""Every collective of a process, seen, timed or refused on its way to a backend; every operator that is dispatched."""
 
 import _thread
 import contextlib
@@ -53,19 +53,6 @@ def kind_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None]:
-    """Call `on_issue` just before each collective of this thread (and of its backward) is issued."""
-
-    def handle(func: Any, args: Any, kwargs: Any) -> Any:
-        if func.namespace in NAMESPACES and (call := call_of(func, args, kwargs)) is not None:
-            on_issue(call)
-        return func(*args, **kwargs)
-
-    with each_operator(handle):
-        yield
-
-
-@contextlib.contextmanager
 def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...] = ()) -> Iterator[None]:
     """Call `handle(operator, args, kwargs)` instead of each operator on plain tensors; `handle` must call the operator.
 
@@ -74,39 +61,6 @@ def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[ty
     """
     require("collectives seen at dispatch")
     with _Mode(handle, own_dispatch):
-        yield
-
-
-@contextlib.contextmanager
-def no_collectives(is_alone: bool = False) -> Iterator[None]:
-    """Raise RuntimeError in code that issues a collective, barrier or message.
-
-    Only one rank runs this code, so a collective would never end, or would match the next collective of other ranks.
-    With `is_alone` an all-reduce does not change its tensors, as in a group of one rank.
-    """
-    works: list[EndedWork] = []  # C++ keeps only half of a work alive
-
-    def refuse(func: Any, args: Any, kwargs: Any) -> Any:
-        name, _ = _names_of(func) if func.namespace in NAMESPACES else ("wait_tensor", ())
-        if name != "barrier" and name in SILENT:
-            return func(*args, **kwargs)
-        if not is_alone or kind_of(name) != "all_reduce":
-            raise RuntimeError(f"it issues {kind_of(name)}, but no other rank computes this step")
-        if func.namespace == "c10d":
-            works.append(EndedWork(args[0], bool))
-            return args[0], works[-1].boxed()
-        return (
-            args[0]
-            if name.endswith("_")
-            else [each.clone() for each in args[0]]
-            if isinstance(args[0], list)
-            else args[0].clone()
-        )
-
-    num_ranks: Any = contextlib.nullcontext()
-    if is_alone:
-        num_ranks = replaced(dist, "get_world_size", lambda *_, **__: 1)
-    with num_ranks, each_operator(refuse):
         yield
 
 
@@ -343,13 +297,7 @@ class Issued:
 
 @contextlib.contextmanager
 def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
-    """Call `on_issue` just before each collective of this process is issued; on CPU, the collective's end is stamped
-    later.
-
-    c10d dispatches all collectives, also those of DDP's reducer in C++, functional collectives and compiled code.
-    Kernels of distbench for a dispatch key that c10d leaves free run before the backends' kernels. No other operator
-    passes through Python, and process groups are unchanged.
-    """
+    """Call `on_issue` just before each collective of this process is issued; on CPU its end is stamped later."""
 
     def handle(operator: Any, pass_on: Callable[[], Any], args: Any) -> Any:
         if (call := call_of(operator, args, {})) is None:
@@ -382,19 +330,46 @@ def issued_collectives(on_issue: Callable[[CollectiveCall], None]) -> Iterator[N
 def nothing_sent() -> Iterator[None]:
     """Make the collectives of this process end at once, with undefined received values."""
     works: list[EndedWork] = []  # C++ keeps only half of a work alive
-
-    def handle(operator: Any, _: Any, args: Any) -> Any:
-        filled = args[0] if isinstance(args[0], list) else [args[0]]
-        works.append(EndedWork(filled, bool))
-        return (args[0], works[-1].boxed()) if len(operator._schema.returns) > 1 else works[-1].boxed()
-
-    with _handled(handle):
+    with _handled(lambda operator, _, args: _ended(operator, args, works)):
         yield
 
 
 @contextlib.contextmanager
+def no_collectives(is_alone: bool = False) -> Iterator[None]:
+    """Raise RuntimeError in code that issues a collective, barrier or message.
+
+    Only one rank runs this code, so a collective would never end, or would match the next collective of other ranks.
+    With `is_alone` an all-reduce does not change its tensors, as in a group of one rank.
+    """
+    works: list[EndedWork] = []
+
+    def handle(operator: Any, _: Any, args: Any) -> Any:
+        kind = kind_of(_names_of(operator)[0])
+        if not is_alone or kind != "all_reduce":
+            raise RuntimeError(f"it issues {kind}, but no other rank computes this step")
+        return _ended(operator, args, works)
+
+    num_ranks: Any = contextlib.nullcontext()
+    if is_alone:
+        num_ranks = replaced(dist, "get_world_size", lambda *_, **__: 1)
+    with num_ranks, _handled(handle):
+        yield
+
+
+def _ended(operator: Any, args: Any, works: list[EndedWork]) -> Any:
+    """Return an operator's results at once, with its tensors as they are; its work is added to `works`."""
+    works.append(EndedWork(args[0] if isinstance(args[0], list) else [args[0]], bool))
+    return (args[0], works[-1].boxed()) if len(operator._schema.returns) > 1 else works[-1].boxed()
+
+
+@contextlib.contextmanager
 def _handled(handle: Callable[[Any, Callable[[], Any], Any], Any]) -> Iterator[None]:
-    """Call `handle(c10d's operator, call of the backend, arguments)` for each collective."""
+    """Call `handle(c10d's operator, call of the backend, arguments)` for each collective.
+
+    c10d dispatches all collectives, also those of DDP's reducer in C++, functional collectives and compiled code.
+    Kernels of distbench for a dispatch key that c10d leaves free run before the backends' kernels. No other operator
+    passes through Python, and process groups are unchanged. Functional collectives of fake tensors do not reach c10d.
+    """
     require(KERNELS)
     key = torch._C.DispatchKey.BackendSelect
     after = torch._C._dispatch_keyset_full_after(key)

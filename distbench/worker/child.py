@@ -26,7 +26,6 @@ VERBS = {
     "signatures": "distbench.worker.child_verbs.all_signatures",
     "torch_behaviour": "distbench.worker.torch_checks.behaviour",
     "torch_checks": "distbench.worker.torch_checks.checks",
-    "trace_differences": "distbench.worker.torch_checks.all_trace_differences",
 }
 
 

@@ -88,23 +88,3 @@ def test_a_newer_torch_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = examined(monkeypatch, [newer, *(check(name, True) for name in GOOD[1:])])
     *_, warning, verdict = doctor.summary_lines(findings)
     assert warning.startswith("warning: ") and "2.99 is newer" in warning and verdict.startswith("PASS: ")
-
-
-def test_a_comparison_tells_each_case_and_relies_on_none_that_failed() -> None:
-    cases = [
-        {"case_id": "a", "num_rows": 3, "differences": []},
-        {"case_id": "b", "num_rows": 2, "differences": ["one less"]},
-        {"case_id": "c", "skipped": "no GPU"},
-        {"case_id": "d", "failed": "it raises"},
-    ]
-    lines = doctor.lines_of_agreement({"cases": cases, "usable": False})
-    assert lines[:5] == [
-        "agreed    a: 3 collectives",
-        "DIFFERENT b: 2 collectives",
-        "          -> one less",
-        "skipped   c: no GPU",
-        "FAILED    d: it raises",
-    ]
-    assert lines[-1].startswith("FAIL: ")
-    assert doctor.lines_of_agreement({"cases": cases[:1], "usable": True})[-1].startswith("PASS: ")
-    assert len(doctor.lines_of_agreement({"cases": [], "usable": True})) == 1

@@ -1,5 +1,6 @@
-"""run --trace-paths: rows from what was told, two methods that must agree, and one launch on real gloo ranks."""
+"""run --trace-paths: rows from what was told, another method that must agree, and one launch on real gloo ranks."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,18 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from click.testing import CliRunner
 from conftest import DATA
-from processes import Ranks
+from processes import Children, Ranks
 
-from distbench.cli.main import main
+from benchmarks.dispatch_mode import differences, dispatched_collectives
 from distbench.launch import Request, jobs_of
 from distbench.observe.module_attribution import Communication, Traced, TracedRow, tables
-from distbench.observe.trace import differences
-from distbench.processes import ask_child
 from distbench.records.run_file import PHASE_COLUMNS, TRACE_COLUMNS, read_run
 from distbench.spec import Job, list_entries
-from distbench.torch_private import Unsupported, each_collective, fake_ranks, needs_newer, require, timed_collectives
+from distbench.torch_private import Unsupported, fake_ranks, needs_newer, require, timed_collectives
 from distbench.torch_private.probe import KERNELS, SPMD_MESH
 
 PHASES = ("forward", "backward")
@@ -81,20 +79,16 @@ def test_a_rank_without_times_leaves_the_others_theirs_and_no_step_a_length() ->
     assert two["num_steps"] == 2 and two["steps_s"] == []
 
 
-def test_two_methods_that_saw_different_things_are_told_apart() -> None:
+def test_a_difference_in_anything_but_the_operators_name_is_found() -> None:
     rows = [seen("all_gather"), seen("all_reduce"), seen("all_gather", "2,3")]
-    assert differences(rows, rows) == []
-    [missing] = differences(rows, [rows[0], rows[2]])
-    assert missing == (
-        "after 1 collective timed operators of c10d saw all_reduce over ranks 0,1 of 64 B, "
-        "the dispatch mode saw nothing"
-    )
-    for other in (seen("all_reduce", payload_bytes=32), seen("all_reduce", "0,2"), seen("broadcast")):
-        assert len(differences(rows, [rows[0], other, rows[2]])) == 1
-    assert differences(rows, [rows[1], rows[0], rows[2]])  # the order counts
+    assert differences(rows, [replace(row, op="other") for row in rows]) == []
+    for other in (seen("all_reduce", payload_bytes=32), seen("all_reduce", "0,2"), replace(rows[1], owner="layers.1")):
+        [difference] = differences(rows, [rows[0], other, rows[2]])
+        assert difference.startswith("collective 1: ")
+    assert differences(rows, rows[:2])[0].endswith("nothing by the dispatch mode")
 
 
-# Some variants of the scenarios that have many; distbench doctor --traces goes through all of them.
+# Some variants of the scenarios that have many.
 KNOBS = {"knob=reshard_to_2", "knob=hybrid", "knob=largest_dim", "knob=accumulate", "knob=gather_int8"}
 KNOBS |= {"knob=own_all_gather", "knob=own_reduce_scatter", "knob=all_reduce_hook"}
 STYLES = {"style=sequence", "style=vocabulary", "style=loss_parallel", "style=callable"}
@@ -121,7 +115,7 @@ def variants_of_interest(job: Job) -> Job:
 
 
 def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_of_four_blocks(
-    forked_children: None,
+    children: Children, tmp_path: Path
 ) -> None:
     names = [
         entry.name
@@ -132,8 +126,11 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     jobs = [variants_of_interest(job) for job in jobs_of(Request(tuple(names), device="cpu", quick=True), None)]
     sizes = ("dim=64", "hidden=256", "sequence=32", "num_layers=4")
     jobs += jobs_of(Request(("llama_2d",), sizes, device="cpu"), None)
-    found = ask_child("trace_differences", given=[job.to_record() for job in jobs], timeout_s=300)
-    cases = {case["case_id"]: case for job in found for case in job}
+    file = tmp_path / "jobs.json"
+    file.write_text(json.dumps([job.to_record() for job in jobs]))
+    done = children.run(children.forked_python, "-m", "benchmarks.dispatch_mode", file, text=True)
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout.splitlines()[-1])
     assert {name: case for name, case in cases.items() if case.get("differences", True)} == {}
     scenarios = {case.split("/")[2] for case in cases}
     assert scenarios == set(names) - {"collectives", "redistribute", "dtensor_ops"}
@@ -141,7 +138,8 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     assert len(llamas) == 3 and all(case["num_owned"] == case["num_rows"] > 30 for case in llamas)
     # What was counted by other means: 4 blocks, TP with sequence parallel x FSDP2 on 2x2.
     tp = {"tp all_gather": 19, "tp reduce_scatter": 18, "tp all_reduce": 9}
-    assert found[-1][0]["counts"] == {**tp, "dp_shard all_gather": 9, "dp_shard reduce_scatter": 5}
+    largest = max(cases.values(), key=lambda case: case.get("num_rows", 0))
+    assert largest["counts"] == {**tp, "dp_shard all_gather": 9, "dp_shard reduce_scatter": 5}
 
 
 def every_collective(mesh: Any) -> None:
@@ -174,7 +172,7 @@ def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None
     with fake_ranks({"tp": 2}) as mesh:
         with timed_collectives(told.append):
             every_collective(mesh)
-        with each_collective(dispatched.append):
+        with dispatched_collectives(dispatched.append):
             every_collective(mesh)  # nobody is told
     facts = [(one.call.kind, one.call.ranks, one.call.payload_numel) for one in told]
     assert facts == [(one.kind, one.ranks, one.payload_numel) for one in dispatched]
@@ -187,27 +185,6 @@ def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None
     assert all(one.completed_s >= one.issued_s for one in told)
 
 
-def test_doctor_tells_differences_and_fails(known_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def ask_child(verb: str, *, given: Any, timeout_s: float, failure: str) -> Any:
-        asked.update(verb=verb, scenarios=[record["scenario"] for record in given])
-        same = {"case_id": "step/a", "num_rows": 3, "differences": []}
-        return [[same], [{"case_id": "step/b", "num_rows": 4, "differences": ["after 1 collectives ..."]}]]
-
-    monkeypatch.setattr("distbench.cli.doctor.ask_child", ask_child)
-    done = CliRunner().invoke(main, ["doctor", "--traces", "llama_2d", "tp_mlp"])
-    assert asked == {"verb": "trace_differences", "scenarios": ["llama_2d", "tp_mlp"]}
-    assert done.exit_code == 1
-    assert done.output.splitlines()[:3] == [
-        "agreed    step/a: 3 collectives",
-        "DIFFERENT step/b: 4 collectives",
-        "          -> after 1 collectives ...",
-    ]
-    refused = CliRunner().invoke(main, ["doctor", "llama_2d"])
-    assert refused.exit_code == 2 and "distbench doctor --traces llama_2d" in refused.output
-
-
 def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(ranks: Ranks, tmp_path: Path) -> None:
     request = Request((f"{DATA}/traced.py",), device="cpu", quick=True, out=tmp_path, timeout_s=120, trace_paths=True)
     [job] = jobs_of(replace(request, started_at=time.time()), None)
@@ -218,7 +195,7 @@ def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(
     assert run.warnings == [] and [record["status"] for record in run.cases] == ["ok", "ok"]
     assert all(len(record["samples_s"]) >= 2 for record in run.cases)
     failed, trace = run.traces
-    assert "this loss raises where collectives are timed" in failed["error"]
+    assert "this model raises where collectives are timed" in failed["error"]
     assert trace["case_id"] == run.cases[1]["case"]["id"]
     a_trace_is_whole(trace)
 
@@ -243,7 +220,6 @@ def a_trace_is_whole(trace: dict[str, Any]) -> None:
     assert all(before < after for before, after in pairwise(of_rank))
     assert len(trace["steps_s"]) == 3 and trace["clock_shared"] is True
     assert len(trace["overhead"]["bare_cpu_s"]) == trace["overhead"]["rounds"] and trace["overhead"]["ratio"] > 0
-    assert trace["agreement"] == {"method": "dispatch mode", "num_rows": 6, "differences": []}
     assert trace["memory"]["predicted_peak_bytes"] > 2 * 2 * 17 * 16
 
 

@@ -12,8 +12,9 @@ from conftest import ROOT
 from processes import Ranks
 from torch import nn
 
+from benchmarks.dispatch_mode import differences, rows_by_both
 from distbench.observe.module_attribution import Communication, communications_of
-from distbench.observe.trace import StepTrace, differences
+from distbench.observe.trace import StepTrace
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.spec import DdpPlan, ParallelPlan, Scenario, Settings
@@ -64,10 +65,8 @@ def seen(scenario: Scenario, sizes: dict[str, int]) -> list[Communication]:
         assert dist.group.WORLD is not None
         context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
         assert rehearse(scenario, context).problems == ()
-        trace = StepTrace(TrainingStep(scenario, context), context)
-        [traced] = trace.timed(1)
-        rows = [row.what for row in traced.rows]
-        assert differences(rows, trace.dispatched()) == [] and all(row.owner_known for row in rows)
+        rows, dispatched = rows_by_both(StepTrace(TrainingStep(scenario, context), context))
+        assert differences(rows, dispatched) == [] and all(row.owner_known for row in rows)
         return rows
 
 

@@ -17,9 +17,10 @@ from conftest import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from benchmarks.dispatch_mode import differences, rows_by_both
 from distbench.cases.step import step_cases
 from distbench.observe.module_attribution import OPTIMIZER, communications_of
-from distbench.observe.trace import StepTrace, differences
+from distbench.observe.trace import StepTrace
 from distbench.plans.batch import Batch, loss_of
 from distbench.plans.model import blueprint, load_initial_values, mapped, tensors_of
 from distbench.plans.module_patterns import own_units
@@ -193,8 +194,7 @@ def test_a_function_that_makes_its_own_mesh_is_seen_by_both_methods(context: Ran
     """Its meshes equal each other, so DTensor serves layouts that name the groups of the first one."""
     scenario = examples.own_parallelize()
     trace = StepTrace(step_of(context, scenario), context)
-    [traced] = trace.timed(1)
-    rows, dispatched = [row.what for row in traced.rows], trace.dispatched()
+    rows, dispatched = rows_by_both(trace)
     assert len(rows) == len(dispatched) > 10 and differences(rows, dispatched) == []
     assert {row.mesh_dim for row in rows} == {"dp_shard", "tp"} and all(row.owner_known for row in rows)
 

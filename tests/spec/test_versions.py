@@ -179,8 +179,3 @@ def test_doctor_deep_tries_behaviour_and_names_what_does_not_work(
     (failed,) = [line for line in refused.stdout.splitlines() if line.startswith("FAILED")]
     assert "tracing" in failed and "no default backend" in " ".join(refused.stdout.split())
     assert refused.stdout.splitlines()[-1].startswith("FAIL: ") and "tracing" in refused.stdout.splitlines()[-1]
-
-
-def test_doctor_and_deep_take_no_paths_together(children: Children) -> None:
-    done = children.cli("doctor", "--deep", "--traces")
-    assert done.returncode == 2 and "not both" in done.stderr
