@@ -37,9 +37,9 @@ def kind_of(tree: Any) -> str:
     return "None" if tree is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def tensors_of(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of a batch with its name: keys, fields and positions joined by dots."""
-    return ((name, leaf) for name, leaf in leaves_of(tree, name) if isinstance(leaf, torch.Tensor))
+    return ((name, leaf) for name, leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor))
 
 
 def leaves_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:

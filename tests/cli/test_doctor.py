@@ -1,4 +1,4 @@
-"""`distbench doctor` on plain data: its summary, its checks, and its comparison of two methods."""
+"""`distbench doctor` on plain data: its summary and its checks."""
 
 from typing import Any
 
