@@ -13,6 +13,7 @@ from distbench.cli.options import (
     MAX_LAUNCHES,
     MONTH_S,
     PATH,
+    ColumnOptions,
     FiniteRange,
     OutputOptions,
     cases_option,
@@ -92,6 +93,7 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.command()
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
 @options_of(VerdictOptions, "verdict")
+@options_of(ColumnOptions, "numbers")
 @options_of(OutputOptions, "output")
 @cases_option
 @results_option
@@ -102,6 +104,7 @@ def gate(
     ctx: click.Context,
     paths: tuple[str, ...],
     verdict: VerdictOptions,
+    numbers: ColumnOptions,
     output: OutputOptions,
     chosen: str,
     out: Path,
@@ -112,8 +115,11 @@ def gate(
     between the sides. Launches that alternated are compared in pairs. Without alternation a slowdown is at
     most a warning, unless the machine is --dedicated.
 
+    Files of other tools are judged too: tables with a row per number (CSV, JSON lines, Parquet; --case and --value name
+    the columns), nccl-tests -J, pytest-benchmark's JSON, vLLM's JSON, and torchtitan's log.
+
     The last lines are the answer (FAIL, UNKNOWN, INCONCLUSIVE or PASS) and the next command. The answer is INCONCLUSIVE
-    if an undecided case was measured slower than the tolerance.
+    if an undecided case was measured slower than the tolerance, or may be slower than three times the tolerance.
 
     Exit code: 0 pass or inconclusive, 1 regression, 2 usage error, 3 inconclusive under --strict,
     4 not comparable, missing, failed, or nothing measured, 70 internal error of distbench.
@@ -123,6 +129,7 @@ def gate(
       distbench gate base/ new/
       distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance p10=5%
       distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
+      distbench gate base.csv new.csv --launch run --case op,size --value time_us --pair run
     """
     if not paths:
         raise UserError(f"gate compares two sides: {USAGE}")
@@ -134,7 +141,8 @@ def gate(
 
     options, warnings = verdict.terms(), list[str]()
     named = zip(("baseline", "candidate"), sides_of(paths, results=out), strict=True)
-    left, right = with_cases([read_side(side, name, warnings) for name, side in named], chosen)
+    columns = numbers.columns()
+    left, right = with_cases([read_side(side, name, warnings, columns) for name, side in named], chosen)
     gated = judge(left, right, options, warnings)
     output.show(lambda form: gate_text.FORMS[form](gated, verdict.strict))
     ctx.exit(gated.exit_code(verdict.strict))

@@ -8,8 +8,10 @@ import click
 
 from distbench.cli.options import (
     PATH,
+    ColumnOptions,
     cases_option,
     format_option,
+    options_of,
     say,
     scenario_names,
     verbose_option,
@@ -20,13 +22,21 @@ from distbench.spec.errors import UserError
 
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
-@click.option("--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
+@click.option(
+    "--results",
+    "runs",
+    type=PATH,
+    metavar="DIR",
+    default=Path("results"),
+    help="Results folder. It may be a file of another tool. [results]",
+)
+@options_of(ColumnOptions, "numbers")
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. They show each case's times.")
 @cases_option
 @format_option("table", "json")
 @width_option
 @verbose_option
-def history(case: str, runs: Path, plots: Path | None, chosen: str, form: str) -> None:
+def history(case: str, runs: Path, numbers: ColumnOptions, plots: Path | None, chosen: str, form: str) -> None:
     """Show each case's times over launches and commits, and when they changed.
 
     CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp". The default
@@ -47,7 +57,7 @@ def history(case: str, runs: Path, plots: Path | None, chosen: str, form: str) -
     from distbench.records.launches import with_cases
 
     warnings: list[str] = []
-    launches = read_side([runs], "--results", warnings)
+    launches = read_side([runs], "--results", warnings, numbers.columns())
     if not launches:
         why = f" ({warnings[0]})" if warnings else ""
         raise UserError(f"--results {runs} holds no run file{why}; give a folder that distbench run wrote to")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -24,6 +24,9 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 from distbench.spec.plugins import plugin_names
 from distbench.spec.printable_text import printable
+
+if TYPE_CHECKING:
+    from distbench.records.foreign_numbers import NumberColumns
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -436,6 +439,26 @@ def say_once(text: str) -> None:
         # A signal that ends this process now loses nothing.
         with contextlib.suppress(KeyboardInterrupt):
             time.sleep(STAYS_S)
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """Which numbers are judged of files that distbench did not write."""
+
+    launch_column: str | None = option("--launch", metavar="COLUMN", help="Table: the launch. [a file is one launch]")
+    case_column: str | None = option("--case", metavar="COLUMN,...", help="Table: the case, such as op,size.")
+    value_column: str | None = option("--value", metavar="COLUMN", help="Table: the numbers; tool: its metric.")
+    better: str | None = option("--better", type=click.Choice(("lower", "higher")), help="Better numbers. [lower]")
+    pair_column: str | None = option(
+        "--pair", metavar="COLUMN", help="Table: equal on both sides of a pair; 'file': files of the same name."
+    )
+    unit: str | None = option("--unit", metavar="UNIT", help="Table: unit, or its column. [of the column's name]")
+
+    def columns(self) -> "NumberColumns":
+        """The columns of the files."""
+        from distbench.records.foreign_numbers import NumberColumns
+
+        return NumberColumns(*(getattr(self, each.name) for each in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ independent samples. So a launch gives one mean and one 10th percentile per case
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -25,13 +25,48 @@ NOT_RUN = ("skipped", "unsupported")
 FORWARD_ONLY = "inference"  # the mode of a case that is a forward pass only
 
 
+@dataclass(frozen=True)
+class Unit:
+    """The unit of a case's numbers.
+
+    Args:
+        name: "s" for times; other names, also "", are only shown.
+        is_reciprocal: whether a higher number is better. `Value` then has reciprocals, so that lower is better.
+    """
+
+    name: str = "s"
+    is_reciprocal: bool = False
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the numbers are times of which a lower one is better."""
+        return self == SECONDS
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The words for worse and better."""
+        higher = ("lower", "higher") if self.is_reciprocal else ("higher", "lower")
+        return ("slower", "faster") if self.is_time else higher
+
+    def given(self, stored: float) -> float:
+        """A number of `Value` as the user gave it."""
+        return 1 / stored if self.is_reciprocal else stored
+
+    def change(self, share: float) -> float:
+        """A change of `Value`'s numbers, as a share, as a change of the user's numbers."""
+        return 1 / (1 + share) - 1 if self.is_reciprocal else share
+
+
+SECONDS = Unit()
+
+
 class Value(NamedTuple):
     """One case in one launch.
 
     Args:
         status: as in a run file.
-        mean_s: the samples' mean, seconds; nan without samples.
-        p10_s: the samples' 10th percentile, seconds; nan without samples.
+        mean_s: the samples' mean, in seconds or in the unit; nan without samples.
+        p10_s: the samples' 10th percentile, likewise.
         error: one sentence, when status is not ok.
         is_latency: whether its times are of forward passes only, with a tail more important than the mean.
     """
@@ -42,11 +77,12 @@ class Value(NamedTuple):
     p10_s: float
     error: str | None = None
     is_latency: bool = False
+    unit: Unit = SECONDS
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of ranks: one run file.
+    """One launch: one run file, or one launch of another tool.
 
     Args:
         run_id: unique; only one side of a comparison may contain a launch.
@@ -58,6 +94,8 @@ class Launch:
         complete: whether it finished.
         invocation_id: shared by the launches of one `distbench run`, or None.
         label: the user's own text for it, or "".
+        pair: the name that it shares with its partner on the other side, or None.
+        more: how to collect more launches that can be judged, or "" where `distbench ab` does that.
     """
 
     run_id: str
@@ -72,6 +110,8 @@ class Launch:
     cases: dict[str, Value] = field(repr=False)
     invocation_id: str | None = None
     label: str = ""
+    pair: str | None = None
+    more: str = ""
 
 
 def launch_of(run: Run) -> Launch:
@@ -127,6 +167,18 @@ def foreign_load(environment: Environment, footer: Record) -> float | None:
     """
     foreign_cpu = footer.get("foreign_cpu")
     return environment.load_per_cpu if foreign_cpu is None else float(foreign_cpu)
+
+
+def units_of(launches: Iterable[Launch]) -> dict[str, Unit]:
+    """The unit of each case; UserError if launches have a case in two units."""
+    units: dict[str, Unit] = {}
+    for launch in launches:
+        for case_id, value in launch.cases.items():
+            unit = units.setdefault(case_id, value.unit)
+            if unit is not value.unit and unit != value.unit:
+                both = f"{unit.name or 'no unit'}, and in {value.unit.name or 'no unit'} in {launch.source}"
+                raise UserError(f"case {case_id!r} is in {both}; write one unit per case")
+    return units
 
 
 def with_cases(sides: Sequence[Sequence[Launch]], expression: str) -> list[list[Launch]]:

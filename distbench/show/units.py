@@ -83,17 +83,28 @@ def ratio_text(center: float, low: float, high: float) -> str:
     return f"{text} [{low:.2f}, {high:.2f}]" if known(low) and known(high) else text
 
 
-def times_text(ratio: float, than: str, low: float | None = None, high: float | None = None) -> str:
-    """`1.7x slower than plain (95 % CI 1.5-1.9x)` of a ratio of times above 1, else `... faster than ...`."""
+def times_text(
+    ratio: float,
+    than: str,
+    low: float | None = None,
+    high: float | None = None,
+    words: tuple[str, str] = ("slower", "faster"),
+) -> str:
+    """`1.7x slower than plain (95 % CI 1.5-1.9x)` of a ratio of times above 1, else `... faster than ...`.
+
+    Args:
+        words: of a ratio above 1 and below 1.
+    """
     if not known(ratio) or ratio <= 0:
         return NOTHING
     is_slower = ratio >= 1
     times = _times(ratio if is_slower else 1 / ratio)
-    words = f"{times}x {'slower' if is_slower else 'faster'} than {than}" if times != "1" else f"as fast as {than}"
+    word, same = words[not is_slower], "as fast as" if words[0] == "slower" else "equal to"
+    text = f"{times}x {word} than {than}" if times != "1" else f"{same} {than}"
     if not (known(low) and known(high) and low > 0):
-        return words
+        return text
     ends = (low, high) if is_slower else (1 / high, 1 / low)
-    return f"{words} (95 % CI {_times(ends[0])}-{_times(ends[1])}x)"
+    return f"{text} (95 % CI {_times(ends[0])}-{_times(ends[1])}x)"
 
 
 def _times(ratio: float) -> str:
