@@ -141,8 +141,8 @@ def read_foreign(path: Path, kind: str, columns: NumberColumns, warnings: list[s
         UserError: a missing column, a value that is not a number above 0, mixed units, or no number at all.
     """
     if kind not in TABLES:
-        for name in ("launch", "case", "unit"):
-            if getattr(columns, name) is not None:
+        for name in ("launch", "case", "unit", "pair"):
+            if getattr(columns, name) not in (None, OF_FILES):
                 raise UserError(f"--{name} is for tables; {path} is a file of {kind}. Leave --{name} out")
     units: dict[str, Unit] = {}
     with opened(path, "file", MAX_RUN_BYTES) as file:

@@ -210,7 +210,7 @@ def test_files_of_a_known_tool_are_paired_by_their_times(tmp_path: Path, tool: s
     assert done.exit_code == 1 and f"FAIL: {len(units)} regression" in done.output, done.output
     assert "8 pairs of alternating launches" in done.output
     assert run("gate", base, same).exit_code == 0
-    assert run("gate", base, new, "--case", "x").exit_code == 2
+    assert run("gate", base, new, "--case", "x").exit_code == run("gate", base, new, "--pair", "x").exit_code == 2
     assert run("gate", base, new, "--value", "swiftness").exit_code == 2
 
 
