@@ -51,7 +51,8 @@ CLAIMS = (
     ),
     Claim(
         f"launches with any verdict of `case.versus` over all pairs of 6 identical collectives ({LAUNCHES} quick "
-        "launches, next to a neighbour that is busy for 2 s and idle for 2 s); the same with names permuted in each pass",
+        "launches, next to a neighbour that is busy for 2 s and idle for 2 s); the same with names permuted in each "
+        "pass",
         "{:.0%}; {:.1%}",
         "at most 5 %",
         ("versus, launches", "versus, names redrawn"),
