@@ -54,7 +54,7 @@ SHORT = 10.0  # the factor by which --quick is shorter
 @click.command()
 @mesh_option("[dp_shard=2,tp=2]")
 @device_option
-@quick_option("Few samples too: for a first look, not for planning.")
+@quick_option("Few samples are taken, enough for a first look but not for planning.")
 @out_option
 @click.option(
     "-o",
@@ -68,11 +68,14 @@ SHORT = 10.0  # the factor by which --quick is shorter
     "--hardware-out",
     type=PATH,
     metavar="FILE",
-    help="The hardware file, for simulate; CPUs only. [hardware.json next to the profile; not written with --quick]",
+    help="Hardware file for simulate, on CPUs only. [hardware.json next to the profile; not written with --quick]",
 )
-@click.option("--only", type=click.Choice(("profile", "hardware")), help="Measure for this one file only.")
+@click.option("--only", type=click.Choice(("profile", "hardware")), help="Write only this file.")
 @click.option(
-    "--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. They show measured points and fitted lines."
+    "--plots",
+    type=PATH,
+    metavar="DIR",
+    help="Draw plots into this folder. The plots show measured points and fitted lines.",
 )
 @timeout_option
 @quiet_option
@@ -94,10 +97,10 @@ def calibrate(
 ) -> None:
     """Measure this machine, and write a profile for planning and a hardware file for simulation.
 
-    The profile has every collective over every mesh dim by size, all groups of a mesh dim at once, as DTensor runs it.
-    On CPUs the hardware file has operators on all ranks at once, and small steps: `simulate --hardware FILE` then
-    predicts steps of any plan on this machine. On several hosts (torchrun, srun) the profile also has the groups of
-    other meshes there, one line per shape of group.
+    The profile lists the time of every collective over every mesh dim by size. All groups of a mesh dim run at once, as
+    in DTensor. On CPUs the hardware file lists times of operators that run on all ranks at once, and of small steps.
+    `simulate --hardware FILE` predicts steps of any plan on this machine. On several hosts (torchrun, srun) the profile
+    also lists the process groups of other meshes, one line per group shape.
 
     \b
     Examples:
@@ -166,7 +169,7 @@ def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: st
     if job.device != "cpu" and (hardware_out is not None or only == "hardware"):
         raise UserError(
             f"calibrate measures only collectives on {job.device} devices; remove --hardware-out and --only hardware, "
-            "and simulate on a shipped hardware file"
+            "and use a shipped hardware file"
         )
     if mesh_size(job.mesh) == 1:
         return None  # the profile's own error has the next step

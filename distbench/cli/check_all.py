@@ -27,7 +27,7 @@ FITS, TOO_LARGE, INVALID, REJECTED = "fits", "does not fit", "plan invalid", "re
 
 
 def check_all(source: str, choices: tuple[str, ...], hardware_name: str, world: int | None, form: str) -> bool:
-    """Print one row per recipe, in their order; return whether each has a plan that fits.
+    """Print one row per recipe, and return whether every recipe has a plan that fits.
 
     Raises:
         UserError: the source's package is not installed, or the hardware file or a choice is not valid.
@@ -96,7 +96,7 @@ def _lines_of(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str]:
     if row["reason"]:
         yield f"    {_cut(row['reason'])}"
     if own := row.get("own_plan"):
-        yield f"    FSDP2 per block, since the recipe's own plan fails: {_cut(own)}"
+        yield f"    checked with FSDP2 per block, because the recipe's plan fails: {_cut(own)}"
     if near := row.get("nearest"):
         options = [
             f"--mesh {format_mesh(near['mesh'])}",
@@ -104,7 +104,7 @@ def _lines_of(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str]:
         ]
         yield f"    nearest plan that fits: {' '.join(options)} ({_gib(near)} GiB)"
     elif row["verdict"] == TOO_LARGE:
-        yield f"    no plan that fits was found within {SEARCH_S:g} s of processor time"
+        yield f"    no fitting plan was found in {SEARCH_S:g} s of CPU time"
 
 
 def _cut(reason: str) -> str:
@@ -134,4 +134,4 @@ def _answer(rows: Sequence[Mapping[str, Any]], is_pass: bool) -> str:
     parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
     plans = f" ({near} with a plan that fits)" if near else ""
     text = f"{', '.join(parts)}{plans}, of {len(rows)} recipes"
-    return f"PASS: {text}" if is_pass else f"FAIL: {text}. Use the reasons above to change a recipe or leave it out"
+    return f"PASS: {text}" if is_pass else f"FAIL: {text}. Change or remove the recipes by the reasons above"

@@ -47,14 +47,14 @@ OWN = "Your scenarios"
     type=PATH,
     metavar="DIR",
     default=Path("results"),
-    help="Results folder. With a SCENARIO, its last run is looked up there. [results]",
+    help="Results folder. The last run of a SCENARIO is read from this folder. [results]",
 )
 @width_option
 def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
     """List the shipped scenarios by the question that they answer, one line each.
 
-    A SCENARIO is described in full: its axes and their values, its parameters, its cases, and how long its last run
-    here took. A file of several scenarios is listed.
+    With a SCENARIO, show its description, mesh, tags, axes, parameters and last run. For a file of several scenarios,
+    list the scenarios.
 
     \b
     Examples:
