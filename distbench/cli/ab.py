@@ -53,7 +53,7 @@ from distbench.spec.printable_text import count_text
 @options_of(VerdictOptions, "verdict", "tolerance", "min_launches", "allow_different", "strict")
 @options_of(OutputOptions, "output")
 @click.option("--results", "out", type=PATH, metavar="DIR", help="Results folder. [results/ab/<time>]")
-@dry_run_option("Lists both sides and the limits.")
+@dry_run_option("List both sides and the limits.")
 @quiet_option
 @width_option
 @verbose_option

@@ -62,7 +62,7 @@ SHORT = 10.0  # the factor by which --quick is shorter
     type=PATH,
     metavar="FILE",
     default=Path("profile.json"),
-    help="Output file. It gets the profile. [profile.json]",
+    help="Output file. The file contains the profile. [profile.json]",
 )
 @click.option(
     "--hardware-out",
@@ -79,7 +79,7 @@ SHORT = 10.0  # the factor by which --quick is shorter
 )
 @timeout_option
 @quiet_option
-@dry_run_option("Lists the cases.")
+@dry_run_option("List the cases.")
 @yes_option
 @format_option("table", "json")
 @width_option

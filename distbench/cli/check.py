@@ -43,7 +43,7 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 @quick_option("")
 @click.option("--all", "source", type=click.Choice([*INSTALLS]), help="Check all recipes against a memory size.")
 @click.option(
-    "--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine. With --all."
+    "--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine. Needs --all."
 )
 @click.option("--world", type=int, metavar="N", help="Number of ranks, with --all. [devices of one node]")
 @format_option("table", "json")

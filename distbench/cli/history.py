@@ -35,10 +35,10 @@ def history(case: str, runs: Path, plots: Path | None, chosen: str, form: str) -
     is every case. -k selects cases by id. Launches that are not comparable with the newest launch of their scenario are
     ignored. If commits alternated, launches of one commit are shown together.
 
-    A change is reported if splitting a case's launches at one point explains more of their variance than in random
-    order (5 % chance of a false alarm per scenario). -v prints the threshold. A change of all cases together is tested
-    separately, because machines drift. This test needs 18 launches, as do scenarios of fewer than 5 cases. The last
-    line is the distbench ab command that decides whether the commit or the machine changed.
+    A change is reported if a split of a case's launches into before and after explains more variance than a split of
+    shuffled launches would (5 % chance of a false alarm per scenario). -v prints the threshold. A change of all cases
+    together is tested separately, because machines drift. This test needs 18 launches, as do scenarios of fewer than 5
+    cases. The last line is the distbench ab command that decides whether the commit or the machine changed.
 
     \b
     Example:

@@ -33,7 +33,7 @@ MAX_NAMED = 3
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
 @format_option("table", "markdown", "csv", "json")
 @click.option("--page", type=PATH, metavar="FILE", help="Write the whole report as one HTML page.")
-@click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. As PNG and SVG.")
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. The formats are PNG and SVG.")
 @click.option(
     "--reproducers",
     type=PATH,
@@ -47,7 +47,7 @@ MAX_NAMED = 3
 )
 @click.option("--group-by", metavar="COLUMN,...", help="Summarise cases by these columns instead of listing cases.")
 @click.option(
-    "--label", default="", metavar="TEXT", help="Label. Show all runs of distbench run --label TEXT, as RUN @TEXT does."
+    "--label", default="", metavar="TEXT", help="Label of the runs. Show all runs with this label, as @TEXT does."
 )
 @cases_option
 @click.option("--full", is_flag=True, help="Show every table of every scenario instead of the summary.")

@@ -170,8 +170,10 @@ class TakesSuites(KeepsArguments):
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after its timing.")
 @click.option("--show-paths", is_flag=True, hidden=True, help="End with report --paths, as distbench trace does.")
 @cases_option
-@click.option("--label", default="", metavar="TEXT", help="Label of the runs, for distbench report @TEXT.")
-@dry_run_option("Lists cases and time, or with --nodes the launch.")
+@click.option(
+    "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
+)
+@dry_run_option("List cases and time, or with --nodes the launch.")
 @click.option("--resume", type=PATH, metavar="RUN", help="Continue this interrupted run.")
 @options_of(LinkOptions, "links")
 @format_option("table", "json")

@@ -28,7 +28,9 @@ SEED = 20260101
 
 @click.command("self-test")
 @click.argument("paths", nargs=-1, metavar="[FOLDER | -- SCENARIO... [RUN OPTIONS]]")
-@click.option("--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="Launches made.")
+@click.option(
+    "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="Number of launches."
+)
 @options_of(VerdictOptions, "verdict", "tolerance", "floor_us", "alpha", "min_launches")
 @format_option("table", "json")
 @quiet_option
@@ -36,9 +38,9 @@ SEED = 20260101
 def self_test(paths: tuple[str, ...], launches: int, verdict: VerdictOptions, form: str, quiet: bool) -> None:
     """Measure the error rates of distbench gate on this machine, with launches of unchanged code.
 
-    FOLDER holds run files of one revision. Without FOLDER, unchanged code is launched with the arguments of distbench
-    run after -- (default: collectives --quick --passes 8). The table shows how often the gate reports a slowdown of
-    unchanged code, and how often the gate detects slowdowns that are added to the samples of one case.
+    FOLDER contains run files of one revision. Without FOLDER, unchanged code is launched with the arguments of
+    distbench run after -- (default: collectives --quick --passes 8). The table shows how often the gate reports a
+    slowdown of unchanged code, and how often the gate detects slowdowns that are added to the samples of one case.
 
     \b
     Examples:

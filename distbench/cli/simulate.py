@@ -49,7 +49,9 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
 @click.option("--save", type=PATH, metavar="FILE", help="Write the recording, for --recording.")
 @click.option("--recording", type=PATH, metavar="FILE", help="Replay this recording instead of a SCENARIO.")
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
-@click.option("--label", default="", metavar="TEXT", help="Label of the runs, for distbench report @TEXT.")
+@click.option(
+    "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
+)
 @format_option("table", "markdown", "json")
 @verbose_option
 @width_option

@@ -267,11 +267,11 @@ def _text_block(block: Block, width: int) -> str:
 
 
 def _count_of(notes: Sequence[str]) -> str:
-    """A text such as `2 warnings, 1 note: use -v`."""
+    """A text such as `2 warnings, 1 note: -v shows them`."""
     num_warnings = sum(note.startswith("warning: ") for note in notes)
     counts = ((num_warnings, "warning"), (len(notes) - num_warnings, "note"))
     texts = [count_text(count, word) for count, word in counts if count]
-    return f"{', '.join(texts)} (-v shows all)"
+    return f"{', '.join(texts)}: -v shows {'it' if len(notes) == 1 else 'them'}"
 
 
 def _paragraph(text: str, width: int) -> str:

@@ -141,7 +141,7 @@ def test_a_suite_is_run(project: Path, children: Children, known_host: None) -> 
     ("text", "words", "says"),
     [
         (SUITE, ["@weekly"], "@weekly is not a suite; there are @nightly"),
-        (SUITE, ["@nightly", "@nightly"], "a run takes one suite"),
+        (SUITE, ["@nightly", "@nightly"], "give one suite"),
         ("", ["@weekly"], "write [tool.distbench.suite.weekly] with scenarios"),
         ("[tool.distbench.suite.a]\nquick = true", ["@a"], "[tool.distbench.suite.a] needs a list of scenarios"),
         ("[tool.distbench]\nsuite = 3", ["@a"], "needs a list of scenarios"),

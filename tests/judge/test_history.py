@@ -160,4 +160,4 @@ def test_no_runs_is_a_sentence(tmp_path: Path) -> None:
     assert code == 2 and "does not exist" in output
     (tmp_path / "empty").mkdir()
     code, output = run_history("--results", tmp_path / "empty")
-    assert code == 2 and "holds no run file" in output
+    assert code == 2 and "has no run file" in output

@@ -294,7 +294,7 @@ def test_an_old_output_without_a_suffix_is_a_folder(
     [
         (["tp_mlp", "-o", "no/file.signature"], "no folder"),
         (["tp_mlp", "tp_attention"], "--output-dir DIR"),
-        (["tp_mlp", "tp_attention", "--output-dir", __file__], "is not a folder and cannot be made"),
+        (["tp_mlp", "tp_attention", "--output-dir", __file__], "cannot be created"),
         ([str(DATA / "tiny.py"), str(DATA / "pairs.py"), "-o", __file__ + "/x"], "cannot be made"),
     ],
 )

@@ -30,11 +30,11 @@ def test_the_last_line_is_the_answer(some_child: Path) -> None:
         ("raise ValueError('no such thing')", "torch: ValueError: no such thing; try"),
         # A number that a scenario printed is no answer of a child that failed.
         ("print(3); raise ValueError('after it')", "torch: ValueError: after it; try"),
-        ("print('no JSON')", "torch: it printed no answer; try"),
+        ("print('no JSON')", "torch: the child process printed no answer; try"),
         ("import os; os.kill(os.getpid(), 9)", "torch: it was ended by SIGKILL, second attempt; try"),
-        ("import time; time.sleep(60)", "torch: it did not end within 0.5 s; try"),
+        ("import time; time.sleep(60)", "torch: no answer within 0.5 s; try"),
         ('print(\'{"user_error": "mend this"}\')', "^mend this$"),
-        ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", "torch: it printed no answer; try"),
+        ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", "torch: the child process printed no answer; try"),
     ],
 )
 def test_no_answer_is_one_sentence(some_child: Path, source: str, says: str) -> None:

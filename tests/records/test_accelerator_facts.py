@@ -112,7 +112,7 @@ def test_doctor_says_what_is_slow_and_what_is_off() -> None:
     assert checks["GPU links"]["found"] == "NV18 between 2 pairs, SYS between 1 pair"
     assert "GPU0-GPU2 use a slower connection" in checks["GPU links"]["advice"]
     assert checks["GPU peer access"]["found"] == "2 of 3 pairs"
-    assert checks["GPU peer access"]["advice"] == "GPU0-GPU2 have no peer access (CNS): NCCL copies through the host"
+    assert checks["GPU peer access"]["advice"] == "GPU0-GPU2 have no peer access (CNS), so NCCL copies through the host"
     assert checks["GPU driver"]["found"] == "driver 550.54.15, persistence on, MIG off"
     lines = doctor.check_lines([*checks.values()])
     assert any(line.startswith("LOOK    GPU clocks") for line in lines)

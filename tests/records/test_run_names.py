@@ -60,7 +60,7 @@ def test_files_folders_and_scenarios_are_left_alone(results: Path) -> None:
     [
         ("last~5", "under results are 5 runs; the oldest is last~4"),
         ("@befor", "no run under results has this label; available labels: 'after', 'before', 'dirty', 'other'"),
-        ("abcdef0", "no run under results is of this commit; the newest commits are fedcba91, 0123abc0"),
+        ("abcdef0", "no run under results has this commit; the newest commits are fedcba91, 0123abc0"),
     ],
 )
 def test_a_name_without_a_run_is_one_sentence(results: Path, name: str, says: str) -> None:

@@ -123,7 +123,7 @@ def test_planners_are_judged_by_their_passes(tmp_path: Path) -> None:
     assert "within noise" in verdict("RS(0)->RR")
     assert "same path" in verdict("RS(1)->RR")
     assert "too few passes" in verdict("P(sum)R->RR")
-    assert "4 with differing paths: min_cost faster beyond noise in 1, greedy in 1, neither in 1" in "\n".join(lines)
+    assert "4 with different paths: min_cost faster beyond noise in 1, greedy in 1, neither in 1" in "\n".join(lines)
     # (0.5 * 4 * 1 * 3) ** (1/4), the pair with one path left out
     assert "1.57" in "\n".join(lines)
 

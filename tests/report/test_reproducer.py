@@ -140,7 +140,10 @@ def test_one_script_for_each_cause(tmp_path: Path) -> None:
     ]
     assert written == [f"reproducer written: {tmp_path / 'up' / name}" for name in names]
     assert sorted(path.name for path in (tmp_path / "up").iterdir()) == names
-    assert left_out == "no reproducer for x (wrong): calibrated is distbench's own; run the case again with distbench"
+    assert (
+        left_out
+        == "no reproducer for x (wrong): calibrated is a planner of distbench; run the case again with distbench"
+    )
 
 
 def test_a_real_runs_failures_come_out_by_cause(tmp_path: Path) -> None:
