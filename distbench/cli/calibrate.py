@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from distbench.spec import Job
 
 HARDWARE = "hardware.json"
-# Passes and timed seconds for a hardware file: several passes over the operators, since one stretch may be slow.
+# Passes and timed seconds for a hardware file: several passes over the operators, because one period may be slow.
 PASSES, OPERATORS_S, STEPS_S = 4, 12.0, 10.0
 SHORT = 10.0  # the factor by which --quick is shorter
 

@@ -19,7 +19,7 @@ from distbench.spec.mesh import format_mesh
 if TYPE_CHECKING:
     from distbench.spec import Job
 
-SEARCH_S = 40.0  # of the child's processor time: later, no further plan is tried for a row
+SEARCH_S = 40.0  # CPU time of the child, after which no further plan is tried for a row
 ROW_TIMEOUT_S = 300.0
 MAX_REASON = 200  # characters
 MADE_UP = ("@tiny", "@small")

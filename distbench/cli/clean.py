@@ -29,7 +29,7 @@ MAX_LISTED = 15
 @click.option("--yes", is_flag=True, help="Delete without confirmation.")
 @format_option("table", "json")
 def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, form: str) -> None:
-    """List old runs, ask for confirmation, and delete the runs with their ranks' logs.
+    """List old runs, and delete the runs with their ranks' logs after a confirmation.
 
     All scenarios of one command are one run and are deleted together. With both --keep and --older-than, a run is
     deleted only if both options select it. Baselines, plots, files of other programs and runs that may still be
@@ -49,9 +49,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     kept, old = runs_kept_and_deleted(runs, keep, latest)
     if form == "json":
         if not dry_run and not yes:
-            raise UserError(
-                "--json cannot ask for confirmation; add --dry-run to list the runs, or --yes to delete them"
-            )
+            raise UserError("--json has no confirmation; add --dry-run to list the runs, or --yes to delete them")
         names = [[str(file) for file in old_run.run_files] for old_run in old]
         records = [
             {"started": old_run.started_text, "bytes": old_run.num_bytes, "text": old_run.text, "run_files": files}
@@ -79,7 +77,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     try:
         is_agreed = yes or click.confirm(f"Delete {summary}?")
     except click.Abort:
-        say("")  # the question has no end of its line
+        say("")  # ends the line of the question
         raise UserError(
             "nothing was deleted, because no answer was given; add --yes to delete without confirmation"
         ) from None

@@ -89,7 +89,7 @@ def examine(deep: bool = False) -> dict[str, Any]:
         checks = [{"name": "torch", "ok": False, "found": str(error), "advice": advice}]
     else:
         outcomes = [check["ok"] for check in checks if check.get("device") == device]
-        ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
+        ok = not num_seen or (bool(outcomes) and all(outcomes))  # torch may have NCCL and no usable device
         advice = "" if ok else f"install a torch built for {built_for(device)}"
         checks += [
             _path_check(),

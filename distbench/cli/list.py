@@ -26,7 +26,7 @@ from distbench.spec.printable_text import clean, count_text
 
 INDENT = "    "
 LABEL_WIDTH = 12
-# Question that scenarios answer to their tags; a scenario is listed under its first question.
+# Question to the tags of scenarios that answer the question. A scenario is listed under its first question.
 QUESTIONS = {
     "How fast is this machine? (distbench calibrate)": {"calibrate"},
     "Which plan fits a large model? (distbench simulate, tune)": {"real-size"},
@@ -146,7 +146,7 @@ def _values(params: Mapping[str, Any]) -> list[str]:
 
 
 def _last_run(entry: Entry, out: Path) -> str:
-    # Reading run files takes longer to import than the table of scenarios takes.
+    # Imported here, because this import takes longer than the table of scenarios.
     from distbench.records.results_folder import newest_finished
 
     run = newest_finished(out, entry.name)

@@ -18,8 +18,8 @@ from distbench.spec.errors import INTERRUPTED, USER_ERROR, UserError, nearest
 from distbench.spec.printable_text import cut
 from distbench.version import __version__
 
-# Old names of options, which no help shows and which work for one release: command, or () for every command, to an
-# option's old name, and the words that mean the same now.
+# Old names of options, which are hidden in help texts and work for one release: command, or () for every command, to
+# old name, to new words.
 OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     (): {"--out": ("--results",), "--runs": ("--results",)},
     ("ab",): {"--budget": ("--max-time",)},
@@ -30,7 +30,7 @@ OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
 }
 # Old names of commands, which work for one release.
 OLD_COMMANDS = {"plan": "redistribute", "sweep": "tune"}
-# Old options of gate to the command that they are now.
+# Old options of gate to the new command.
 OLD_MODES = {
     ("--signature", "--update"): ("signature", "update"),
     ("--signature",): ("signature", "check"),
@@ -38,7 +38,7 @@ OLD_MODES = {
 }
 # `distbench signature SCENARIO` is signature write SCENARIO.
 SIGNATURE_WORDS = ("write", "check", "update", "-h", "--help")
-# Commands that are short for another one with options.
+# Commands that abbreviate another command with options.
 SHORT = {"preflight": ("run", "links", "--fail-on-outlier"), "trace": ("run", "--trace-paths", "--show-paths")}
 # Commands whose function in cli/ has another name.
 FUNCTIONS = {
@@ -49,7 +49,7 @@ FUNCTIONS = {
     "preflight": "run",
     "trace": "run",
 }
-# `distbench --help`: heading to command to its file in cli/ and its sentence.
+# `distbench --help`: heading to command to (file in cli/, sentence).
 SECTIONS = {
     "Measure": {
         "run": ("run", "Measure scenarios: collectives, redistributions, training steps."),
@@ -234,14 +234,14 @@ def main() -> None:
 main.params.append(color_option(hidden=False))
 
 
-# Defaults of options in a project's pyproject.toml: a key at the top of [tool.distbench] is for every command with
-# such an option, one in [tool.distbench.COMMAND] for that command alone, and one in [tool.distbench.suite.NAME] for
-# `run @NAME`. The command line wins.
+# Defaults of options in a project's pyproject.toml: keys of [tool.distbench] apply to every command with such an
+# option, keys of [tool.distbench.COMMAND] to one command, and keys of [tool.distbench.suite.NAME] to `run @NAME`. The
+# command line overrides defaults.
 
 _TABLE, SUITE, _MAX_BYTES = "tool.distbench", "suite", 1 << 20
 # Options that have no defaults.
 _NEVER = {"help", "version", "yes"}
-# ab and sweep have their own folders within the results.
+# ab and tune have separate folders in the results folder.
 NOT_COMMON = {"ab": {"results"}, "tune": {"results"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]
 

@@ -50,7 +50,7 @@ class NodeOptions:
     launcher_args: str = option("--launcher-args", default="", metavar="WORDS", help="More arguments for the launcher.")
 
 
-# Options of run that name nodes; True: they take a value.
+# Options of run for nodes. True if the option has a value.
 WHERE = {word: True for node_option in fields(NodeOptions) for word in node_option.metadata["names"]}
 WHERE["--dry-run"] = False
 
@@ -69,9 +69,9 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     if is_joined:
         raise UserError("--nodes does not work in a process that a launcher started; leave out --nodes")
     num_nodes, launcher = where.nodes or 1, where.launcher or nodes.launcher_here()
-    # An unknown scenario or axis is rejected before a job waits for its nodes; TorchX's image may have other files.
+    # An unknown scenario or axis is rejected before a job waits for nodes. An image of TorchX may have other files.
     entries = [entry for target in request.targets for entry in find(target)] if launcher != "torchx" else []
-    if len(entries) == 1:  # with several, an axis may be of some of them
+    if len(entries) == 1:  # with several scenarios, an axis may belong to some scenarios
         variants_of(entries[0], parse_choices(request.choices, entries[0].params), False)
     device, ranks_per_node = _ranks_per_node(request, num_nodes, where.ranks_per_node)
     target = request.targets[0]
@@ -92,7 +92,7 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
         timeout_s=request.timeout_s,
     )
     is_device_known = request.device or device != "cpu" or any(map(ASKS_FOR_GPUS.match, extra))
-    # Where no Slurm answers, nodes may have GPUs too.
+    # If Slurm does not respond, nodes may also have GPUs.
     if launcher == "slurm" and not is_device_known and (have_gpus := slurm.has_gpus()) is not False:
         nodes_have = ", but nodes of this cluster have GPUs" if have_gpus else ""
         problem = f"the job requests no GPUs, since this machine has none{nodes_have}"

@@ -275,7 +275,7 @@ def _resumed(file: Path, scenarios: tuple[str, ...], joined: "Joined | None") ->
 
 
 def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
-    """Ask for confirmation of more than RANKS_PER_CPU ranks per CPU. Raise UserError without a terminal.
+    """Require a confirmation of more than RANKS_PER_CPU ranks per CPU. Raise UserError without a terminal.
 
     So many ranks mostly measure waiting for CPUs, and a typing error in --mesh can crash a machine.
     """
@@ -437,7 +437,7 @@ def _say_outcome(job: Job, outcome: "JobOutcome", silent: bool) -> None:
     if message := outcome.message or (_why_not_ok(run_file) if outcome.exit_code else ""):
         say_once(f"distbench: {job.scenario}: {cut(_with_plan_problems(job, message))}")
         ending = ending_of(click.get_current_context())
-        # The command ends with the last refusal, whatever comes after it.
+        # The last refusal is the message of the command, whatever outcomes follow.
         if outcome.user_can_fix or not ending.is_refusal:
             ending.message, ending.is_refusal = f"{job.scenario}: {cut(message)}", outcome.user_can_fix
     if outcome.warning:

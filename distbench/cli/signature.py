@@ -141,7 +141,8 @@ def _files(names: Sequence[str], output: Path | None, folder: Path | None) -> di
         raise UserError(
             f"two files declare a scenario {min(twice)}; write one signature per command, with FILE::NAME -o FILE"
         )
-    # For one release, -o takes a folder too: any that exists, and a new one without a suffix or for several scenarios.
+    # For one release, -o also accepts a folder: an existing folder, or a new folder without suffix or for several
+    # scenarios.
     if output and (output.is_dir() or (not output.exists() and not output.suffix) or len(names) > 1):
         say(f"warning: -o {output} is a folder; -o FILE is for files. Use --output-dir {output}.", err=True)
         output, folder = None, output

@@ -105,7 +105,7 @@ def simulate(
     else:
         recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks), assume)
     simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
-    # Printed before it is written: a full disk must not cost a result that took minutes.
+    # Printed before it is written, because a full disk must not destroy a result of minutes.
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
     else:

@@ -105,7 +105,7 @@ def sweep(
     if page is not None:
         check_writable(page, "--page")
     result, interrupted = run_sweep(request, lambda line: say(line, err=True))
-    # Printed before it is written, as by simulate.
+    # Printed before it is written, as in simulate.
     record = json.dumps(record_of_result(result), indent=1)
     if form == "json":
         click.echo(record)

@@ -112,7 +112,7 @@ class HostCalls:
         """Return the call that launched an event of the device; None if the trace has none."""
         facts = event.get("args") or {}
         number, flow = facts.get("correlation"), self._flow_ends.get(_place(event))
-        # kineto numbers a flow as its call; others number flows separately.
+        # In kineto a flow has the number of its call. Other profilers number flows separately.
         call = self._by_number.get(number) or self._by_flow.get(flow) or self._by_flow.get(number)
         return call or self._by_number.get(flow) or self._by_operator.get(facts.get(NUMBER))
 
@@ -315,9 +315,8 @@ def _nest(calls: list[HostCollective]) -> None:
 #
 # The profiler writes a collective's name, sizes and process group with its kernel (kineto's `output_json.cpp`); kernels
 # are renamed from one NCCL to the next. A kernel without these facts belongs to the host's calls that launched the
-# kernel. A kernel without such calls is recognised by its name, and does not count as cover of other communication. A
-# collective's duration is the duration of its kernels, which includes waiting for the slowest rank, as in all NCCL
-# durations.
+# kernel. A kernel without such calls is recognised by its name, and does not reduce exposed times. A collective's
+# duration is the duration of its kernels, which includes waiting for the slowest rank, as in all NCCL durations.
 
 # Bytes per element by the profiler's names of dtypes (c10::toString). For other dtypes, bytes are not compared.
 DTYPE_BYTES = {

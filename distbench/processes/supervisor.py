@@ -33,7 +33,7 @@ def main(grace_s: float, command: list[str]) -> None:
     adopt_orphans()
     pid = os.fork()
     if not pid:
-        os.setsid()  # a signal to the group of one supervisor spares the other
+        os.setsid()  # a signal to the process group of one supervisor does not reach the other
         die_with_parent(signal.SIGTERM)
         adopt_orphans()
         pid = _spawn(command, mask)
@@ -132,7 +132,7 @@ def _children() -> list[int]:
         try:
             with io.FileIO(f"{folder.path}/stat") as file:
                 stat = file.read()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         # proc(5): "pid (name) state ppid ..."; the name may contain any character, also closing brackets.
         if int(stat.rpartition(b")")[2].split()[1]) == os.getpid():

@@ -102,7 +102,7 @@ class Baseline(Struct):
                 raise ValueError(f"cases[{shown(case_id)}].num_samples has {num_values} values for {len(ids)} launches")
 
 
-FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
+FORMAT_VERSION = 2  # version 1 had minima instead of 10th percentiles
 LAUNCH_FIELDS = ("run_id", "started_at", "ended_at", "variants", "foreign_load", "complete")  # stored unchanged
 SAVE_AGAIN = "save the baseline again with distbench baseline save"
 FORMAT = Format("baseline", SAVE_AGAIN, "distbench_baseline", FORMAT_VERSION)

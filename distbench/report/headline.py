@@ -152,7 +152,7 @@ def forest_figures(compared: Sequence[tuple[str, Compared]]) -> Figures:
     rows = [(scenario, variant) for scenario, variant in compared if known(variant.ratio) and variant.ratio > 0]
     if not rows:
         return
-    # The clearest ones where not all have a place: with a verdict first, then by distance from the baseline.
+    # If there are more than MAX_ROWS variants, show variants with a verdict first, then by distance from the baseline.
     rows.sort(key=lambda row: (side_of(row[1]) == UNDECIDED, -abs(math.log(row[1].ratio))))
     shown = sorted(rows[:MAX_ROWS], key=lambda row: -row[1].ratio)
     ends = [[abs(math.log(end)) for end in variant[2:5] if known(end) and end > 0] for _, variant in shown]

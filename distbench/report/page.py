@@ -26,7 +26,7 @@ from distbench.spec.file_io import write_whole
 from distbench.statistics.verdicts import FASTER, SLOWER
 
 MAX_TRACE = 300_000  # bytes, compressed
-# Figure of the planner study to the table that it precedes.
+# Figure of the planner study to the title of the next table.
 BEFORE = {
     "ratio-by-size": "Time relative to greedy",
     "cost-over-best": "Cost of each choice",

@@ -314,7 +314,7 @@ def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
     run, about = reported.run, reported.run.about
     failed, status = [], status_of(run)
     if status != "complete":
-        message = _message(run) or "finished cases count"
+        message = _message(run) or "the finished cases count"
         failed.append(f"NOT COMPLETE: {status}: {shorten(message, MAX_REASON)}")
     if bad := _cases_with([reported], NOT_OK):
         more = f"; {len(bad) - 1} more" if len(bad) > 1 else ""

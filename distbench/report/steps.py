@@ -197,7 +197,7 @@ def _training_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     notes = ["a phase is the median of the phase's slowest rank, so the sum of phases may differ from the step"]
     where_known: tuple[str, ...] = ("schedule", "idle", "other", "save", "load")
     if pipelines := [row for row in rows if known(row.get("schedule_s"))]:
-        # Forward and backward take turns in a pipeline's schedule.
+        # A pipeline's schedule alternates forward and backward.
         where_known += ("forward", "backward")
         least = {units.percent_text(row["least_idle_share"]) for row in pipelines if known(row["least_idle_share"])}
         idle = "idle: share of the schedule (forward and backward) in which a rank works on no stage, mean over"

@@ -30,7 +30,7 @@ class Trace:
     run: Run
     record: Record  # the trace's line of the run file
     case: Record | None  # the measured case, None if missing
-    rows: "pd.DataFrame"  # one row per collective, traced step and rank: the record's columns and those of `rows_of`
+    rows: "pd.DataFrame"  # one row per collective, traced step and rank, with the columns of `rows_of`
     phases: "pd.DataFrame"  # one row per phase, traced step and rank: `start_s`, `end_s`
     ranks: tuple[int, ...]  # all ranks; for a simulated step, the simulated ranks
     steps: tuple[int, ...]

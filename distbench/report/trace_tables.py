@@ -110,7 +110,7 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     if trace.is_simulated:
         ranks = f"rank{'s' if len(trace.ranks) > 1 else ''} {', '.join(map(str, trace.ranks))}"
         of = trace.run.about.environment.world_size or "?"
-        sentence = f"a simulated step takes {brief_time_text(step_of(trace))}on {ranks} of {of}"
+        sentence = f"a simulated step takes {brief_time_text(step_of(trace))} on {ranks} of {of}"
     if known(busy := busy_share(trace)):
         sentence += f"; a collective is in progress in {percent_text(busy)} of a rank's step"
     if known(waited := totals["straggler_share"]):

@@ -55,7 +55,7 @@ class Table:
     """
 
     title: str
-    columns: tuple[str, ...]  # one that starts with "<" is left-aligned, all others right-aligned
+    columns: tuple[str, ...]  # headings that start with "<" are left-aligned, others right-aligned
     rows: Sequence[tuple[str, ...]]
     notes: list[str] = field(default_factory=list)
     breaks: frozenset[int] = frozenset()  # indexes of the rows below a blank line
@@ -75,7 +75,7 @@ class Code:
 Block = Heading | Lines | Table | Code
 
 
-# A heading as in `Table.columns`, and the text of a row's record in it.
+# A heading as in `Table.columns`, and a function from a record to the text of a cell.
 TableColumn = tuple[str, Callable[[Any], str]]
 TableColumns = Sequence[TableColumn]
 

@@ -78,7 +78,7 @@ def _spot(spot: Spot) -> str:
 TEMPLATES = Path(__file__).parent / "templates"
 # The page's two scripts, before the first and after the last element, each from one or several files.
 SCRIPTS = (("early",), ("common", "tables", "picker", "plots", "page"))
-# The looks of words in tables.
+# CSS classes of words in tables.
 GOOD, BAD, FAINT = "good", "bad", "faint"
 LOOKS = {
     **dict.fromkeys(("ok", "faster", "complete"), GOOD),
@@ -237,7 +237,7 @@ def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection
 
 
 def _column_name(heading: str) -> str:
-    # A word that was cut for a narrow column is whole again.
+    # Join words that were split for a narrow column.
     return clean_lines(heading.removeprefix("<").replace("-\n", "")).replace("\n", " ")
 
 
