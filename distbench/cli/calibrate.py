@@ -163,7 +163,7 @@ def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quie
 
 
 def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: str | None) -> Path | None:
-    """The hardware file's path; None for none."""
+    """The hardware file's path, or None without a hardware file."""
     if only == "profile" and hardware_out is None:
         return None
     if job.device != "cpu" and (hardware_out is not None or only == "hardware"):

@@ -39,7 +39,7 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 @click.command()
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @set_option
-@mesh_option("At most 65536 ranks. Default: the scenario's own.")
+@mesh_option("At most 65536 ranks. Default: the scenario's mesh.")
 @quick_option("")
 @click.option("--all", "source", type=click.Choice([*INSTALLS]), help="Check all recipes against a memory size.")
 @click.option(
@@ -60,7 +60,7 @@ def check(
 ) -> None:
     """Check whether plans can work on a mesh of any size, and list every problem. No ranks are started.
 
-    Exits with 2 if there are problems; with --all, with 1 if a recipe has no plan that fits.
+    The exit code is 2 if there are problems. With --all, the exit code is 1 if a recipe has no plan that fits.
 
     \b
     Examples:

@@ -70,7 +70,7 @@ def check_all(source: str, choices: tuple[str, ...], hardware_name: str, world: 
 
 
 def _row(config: str, job: "Job", world: int, hardware: str) -> dict[str, Any]:
-    """Return the child's row with `recipe`, `verdict`, `reason` and `seconds`; a failure is a row, too."""
+    """Return the child's row with `recipe`, `verdict`, `reason` and `seconds`. A failure is also a row."""
     begun = time.monotonic()
     question = {"job": job.to_record(), "world": world, "hardware": hardware, "limit_s": SEARCH_S}
     try:

@@ -171,7 +171,7 @@ def baseline() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 def save(paths: tuple[str, ...], out: Path) -> None:
-    """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
+    """Store run files as baselines under OUT/baselines/MACHINE/, replacing baselines of the same scenario and mesh.
 
     \b
     Example:

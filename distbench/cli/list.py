@@ -83,7 +83,7 @@ def _question(entry: Entry) -> str:
 
 
 def _table(entries: Sequence[Entry]) -> str:
-    """Names with their first sentence, by question; laid out here, since rich takes long to import."""
+    """Names with their first sentence, by question. This does not use rich, whose import is slow."""
     by_question: dict[str, list[Entry]] = {}
     for entry in entries:
         by_question.setdefault(_question(entry), []).append(entry)

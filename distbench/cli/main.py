@@ -116,7 +116,7 @@ def under_new_names(words: Sequence[str]) -> list[str]:
 
 
 def _of_former_gate(words: Sequence[str]) -> list[str]:
-    """Return `signature check A B` for `gate --signature A B`, with a warning; likewise for the rest of OLD_MODES."""
+    """Return `signature check A B` for `gate --signature A B`, with a warning; the same applies to all OLD_MODES."""
     options = words[: words.index("--")] if "--" in words else words
     for old, command in OLD_MODES.items() if words[:1] == ["gate"] else ():
         if {*old} <= {*options}:
@@ -181,7 +181,7 @@ class CommandFiles(UserDict[str, Any]):
 
 
 class Commands(WholeSentences):
-    """The command line's own group: it turns a `UserError` into its message and exit code 2."""
+    """The command line's group, which prints the message of a `UserError` and exits with 2."""
 
     def sections(self) -> dict[str, dict[str, str]]:
         """Return the sentence of each command from SECTIONS."""
@@ -220,7 +220,7 @@ class Commands(WholeSentences):
 )
 @click.version_option(__version__, prog_name="distbench")
 def main() -> None:
-    """Measure what a parallelism plan of distributed PyTorch costs.
+    """Measure the cost of parallelism plans for distributed PyTorch on this hardware.
 
     \b
     Example:
@@ -414,13 +414,13 @@ def _put(defaults: dict[str, Any], commands: _Leaves, key: str, value: Any, path
 
 
 def _names_of(parameter: click.Parameter) -> set[str]:
-    """The long names without dashes; none for a parameter that takes no default."""
+    """The long names without dashes, or no name for a parameter without a default."""
     names = {name.removeprefix("--") for name in parameter.opts if name.startswith("--")}
     return set() if names & _NEVER or not isinstance(parameter, click.Option) else names
 
 
 def _fitting(command: click.Command, option: click.Parameter, value: Any, folder: Path) -> Any:
-    """The value as the option takes it; click.BadParameter or ValueError where the option does not."""
+    """The value in the form of the option. Raise click.BadParameter or ValueError if the value is not valid."""
     if isinstance(option, click.Option) and option.is_flag:
         expected, fits = "true or false", isinstance(value, bool)
     elif getattr(option, "multiple", False):

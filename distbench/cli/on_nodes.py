@@ -95,7 +95,7 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     # If Slurm does not respond, nodes may also have GPUs.
     if launcher == "slurm" and not is_device_known and (have_gpus := slurm.has_gpus()) is not False:
         nodes_have = ", but nodes of this cluster have GPUs" if have_gpus else ""
-        problem = f"the job requests no GPUs, since this machine has none{nodes_have}"
+        problem = f"the job requests no GPUs, because this machine has no GPUs{nodes_have}"
         say(f"distbench: warning: {problem}. Give --device ({ANY_ACCELERATOR}), or --device cpu", err=True)
     text_of, run = {
         "torchrun": (nodes.torchrun_lines, nodes.run_by_torchrun),

@@ -1,6 +1,6 @@
-"""The commands for Python and notebooks: `run`, `load` and `compare`, with the commands' own options by keyword.
+"""The commands for Python and notebooks: `run`, `load` and `compare`, with the commands' options as keywords.
 
-Each call goes through its command, so that options, defaults of [tool.distbench], messages and results are the same.
+Each call runs the command, so that options, defaults of [tool.distbench], messages and results are the same.
 """
 
 import contextlib

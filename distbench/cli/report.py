@@ -103,7 +103,7 @@ def report(
     if diff:
         refuse_with("--diff", *(given().keys() - {"diff", "page", "form", "out"}))
     elif paths:
-        refuse_with("--paths, where RUN::PART chooses cases", "chosen")
+        refuse_with("--paths, for which RUN::PART selects cases", "chosen")
         refuse_with("--paths", "reproducers", "full")
     else:
         refuse_without("--paths", "chrome")

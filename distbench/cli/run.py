@@ -133,7 +133,7 @@ class TakesSuites(KeepsArguments):
 @click.command(cls=TakesSuites)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @set_option
-@mesh_option("Default: the scenario's own.")
+@mesh_option("Default: the scenario's mesh.")
 @device_option
 @quick_option("Few samples are taken, enough for a first look but not for a baseline.")
 @click.option(
@@ -288,7 +288,7 @@ def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
     problem = f"{largest.scenario} on {format_mesh(largest.mesh)} starts {num_ranks} ranks on {num_cpus} CPUs"
     if not is_terminal():
         limit = f"more than {RANKS_PER_CPU} ranks per CPU mostly measure waiting, and may crash this machine"
-        raise UserError(f"{problem}; {limit}; give a smaller --mesh, or --yes to start them")
+        raise UserError(f"{problem}; {limit}; give a smaller --mesh, or add --yes")
     if not click.confirm(f"{problem}. Start them?", err=True):
         raise UserError("nothing was started; give a smaller --mesh")
 
@@ -485,7 +485,7 @@ def _of_traces(run_file: Path) -> str:
 
     measured = read_run(run_file)
     if not any(record["case"]["kind"] == "step" for record in measured.cases):
-        return "--trace-paths has nothing to trace: no case of this scenario is a step"
+        return "--trace-paths traced no step, because no case of this scenario is a step"
     failed = [f"{trace['case_id']} was not traced: {trace['error']}" for trace in measured.traces if "error" in trace]
     traced = [trace for trace in measured.traces if "error" not in trace]
     if not traced:
@@ -561,7 +561,7 @@ def _require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
     """Refuse an earlier run of `num_ranks` ranks, which no job has."""
     sizes = sorted({mesh_size(job.mesh) for job in jobs})
     if num_ranks is not None and num_ranks not in sizes:
-        problem = f"the earlier run has {count_text(num_ranks, 'rank')}, this one {', '.join(map(str, sizes))}"
+        problem = f"the earlier run has {count_text(num_ranks, 'rank')}, this run has {', '.join(map(str, sizes))}"
         raise UserError(f"--against: {problem}; give a run with the same ranks on each host, or another --mesh")
 
 

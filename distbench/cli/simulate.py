@@ -128,7 +128,7 @@ def simulate(
 
 
 def _ranks(text: str | None) -> list[int] | None:
-    """The ranks of `--rank`; None for the usual ones."""
+    """The ranks of `--rank`, or None for the default."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

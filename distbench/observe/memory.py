@@ -271,7 +271,7 @@ def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iter
 
 
 def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
-    """Return the storages that a step keeps between two runs: pointer to kind and bytes."""
+    """Return kind and bytes by pointer, of storages that exist between two runs of a step."""
     kinds: dict[str, Any] = {
         # A module may keep tensors that are neither parameters nor buffers, such as a mask.
         OTHER: [dict(vars(module)) for module in step.model.modules()],

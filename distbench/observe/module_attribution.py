@@ -2,8 +2,8 @@
 
 Each module records autograd's sequence number when its forward begins and ends. A node of backward has the number of
 its forward, so the innermost module around that number owns the node's collectives. Collectives of a hook on a finished
-gradient belong to the parameter's module, those after the model or before backward reaches it to the loss, and those in
-the optimizer's phase to the optimizer.
+gradient belong to the parameter's module. Collectives after the model, or before backward reaches the model, belong to
+the loss. Collectives in the optimizer's phase belong to the optimizer.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """`python supervisor.py GRACE COMMAND...`: run a command, and end all its remaining processes.
 
-Linux re-parents an orphan to its nearest ancestor that is a child subreaper (prctl(2)). So every process that the
-command starts remains a descendant of this process, also a child that forks twice, creates its own session, or clears
-its environment. When the command has ended, the remaining descendants are killed and waited for.
+Linux re-parents an orphan to its nearest ancestor that is a child subreaper (prctl(2)). Every process that the command
+starts therefore remains a descendant of this process, even a child that forks twice, creates a session, or clears its
+environment. After the end of the command, the remaining descendants are killed.
 
 Two supervisors run, and the second is a child of the first. If one supervisor is killed, the other ends the remaining
 processes. This file is run by its path and imports few modules, since each launch starts it.

@@ -374,7 +374,7 @@ def _devices_of_host(device_type: DeviceType) -> int | None:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether a file represents a device, by its type or its number. AMD's driver gives CPUs the number 0."""
+    """Whether a file represents a device, by its type or its number. With AMD's driver, CPUs have the number 0."""
     try:
         return not path.is_file() or path.read_text().strip() not in ("", "0")
     except OSError:
@@ -382,7 +382,7 @@ def _is_device(path: Path) -> bool:
 
 
 def _is_brought(device_type: DeviceType) -> bool:
-    """Whether the installed torch may support such a device, without importing torch, which takes seconds."""
+    """Whether the installed torch may support a type of device, without an import of torch, which takes seconds."""
     if not device_type.brought_by:
         return True
     try:

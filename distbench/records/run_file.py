@@ -7,8 +7,9 @@ cases count with their finished passes.
 History of schema_version:
     1: first version.
     2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples. A step's
-       `batch_size`; its `num_tokens` only if the scenario gives them (before, always: batch x the next dimension).
-       Added later, readable by all versions: a header, case or trace with `simulated` is of `distbench simulate`.
+       `batch_size`; its `num_tokens` only if the scenario has a number of tokens (in version 1 always batch x the next
+       dimension). Added later, readable by all versions: a header, case or trace with `simulated` is of `distbench
+       simulate`.
 """
 
 import codecs

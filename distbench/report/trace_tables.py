@@ -104,7 +104,7 @@ def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
 def _opening(trace: Trace) -> tuple[str, ...]:
     case = f"case {trace.case_id}"
     if trace.rows.empty:
-        return (case, "this step communicates nothing")
+        return (case, "this step has no communication")
     (totals,) = records_of(costs(trace, ()))
     sentence = f"a traced step takes {brief_time_text(step_of(trace))} on {count_text(len(trace.ranks), 'rank')}"
     if trace.is_simulated:
@@ -553,7 +553,7 @@ def _path_changes_table(trace_a: Trace, trace_b: Trace) -> Table:
     notes = [f"times are of {' and '.join(sorted(kinds))} steps, median over steps, mean over ranks"]
     if kinds != {"simulated"} and (change := step_change(trace_a, trace_b)):
         time_a, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
-        of = "predicted where simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"
+        of = "predicted if simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"
         notes.append(f"an untraced step takes {time_a} in A and {other_taken} in B, {of}")
     columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
     breaks = changes_in([row["phase"] for row in rows])

@@ -212,10 +212,13 @@ def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: 
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run")
-    assert "warning: the job requests no GPUs, since this machine has none, but nodes of this cluster" in run(*asked)[1]
+    assert (
+        "warning: the job requests no GPUs, because this machine has no GPUs, but nodes of this cluster"
+        in run(*asked)[1]
+    )
     assert "warning" not in run(*asked, "--device", "cpu")[1]
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (1, "", "no sinfo here"))
-    assert "warning: the job requests no GPUs, since this machine has none. Give --device" in run(*asked)[1]
+    assert "warning: the job requests no GPUs, because this machine has no GPUs. Give --device" in run(*asked)[1]
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "(null)\n", ""))
     assert "warning" not in run(*asked)[1], "no node of this cluster has GPUs"
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "gpu:h100:8\n", ""))

@@ -227,7 +227,7 @@ def test_a_trace_that_failed_is_one_sentence(tmp_path: Path, broken: dict[str, A
 
 def test_a_step_that_communicates_nothing_is_no_error(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", record(()))
-    assert "communicates nothing" in text_of(path)
+    assert "has no communication" in text_of(path)
     assert json.loads(text_of(path, "json")) == []
     assert render_difference(path, path, "table")
 
