@@ -191,7 +191,7 @@ def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None
 
 
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
-    """Write the profile and its plots; return it as text."""
+    """Write the profile and its plots, and return the profile as text."""
     from distbench.planning.cost_profile import measured_in, profile_of
     from distbench.records.run_file import read_run
     from distbench.report.calibrations import calibration_figures, profile_text
@@ -210,7 +210,7 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
 
 
 def _write_hardware(operators: "Job", steps: "Job", hardware: Path) -> str:
-    """Fit and write the hardware file, whose steps are recorded in a child process; return it as text."""
+    """Fit and write the hardware file, and return it as text. A child process records the steps."""
     from distbench.records.run_file import read_run
     from distbench.simulate.measured_hardware import hardware_text, write_hardware
     from distbench.simulate.recording import record_steps

@@ -110,7 +110,7 @@ def check_jobs(jobs: "Sequence[Job]") -> tuple[list[str], int]:
 
 
 def _answers(jobs: "Sequence[Job]") -> Any:
-    """For each job a record per variant: its label, problems, and a mesh that works or its size."""
+    """A record per job and variant, with label, problems, and a mesh that works or the size."""
     return ask_child(
         "plan_problems",
         given=[replace(job, device="cpu").to_record() for job in jobs],

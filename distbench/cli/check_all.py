@@ -1,4 +1,5 @@
-"""`distbench check --all SOURCE`: every recipe of a source against a machine's memory, a row each as it is ready."""
+"""`distbench check --all SOURCE`: check every recipe of a source against a machine's memory, and print each row at
+once."""
 
 import json
 import os

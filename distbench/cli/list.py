@@ -137,7 +137,7 @@ def _wrapped(line: str, indent: str) -> list[str]:
 
 
 def _values(params: Mapping[str, Any]) -> list[str]:
-    """`name = value` for each; an axis has all of its values."""
+    """Lines such as `name = value`. An axis has all values."""
     width = max(map(len, params), default=0)
     return [
         f"{name:<{width}} = {', '.join(map(str, value)) if isinstance(value, tuple) else repr(value)}"

@@ -1,4 +1,4 @@
-"""The group of commands, each imported when it is used, and the defaults of options in [tool.distbench].
+"""The group of commands, which are imported at the first use, and the defaults of options in [tool.distbench].
 
 A `UserError` is one sentence and exit code 2.
 """
@@ -126,7 +126,7 @@ def _of_former_gate(words: Sequence[str]) -> list[str]:
 
 
 def _refuse_more_than_links(words: Sequence[str]) -> None:
-    """Refuse the run of `distbench preflight SCENARIO`: its verdict is on links."""
+    """Refuse `distbench preflight SCENARIO`, because the verdict is on links."""
     run = main.commands["run"]
     context = click.Context(run, ignore_unknown_options=True, resilient_parsing=True)
     _, *others = run.make_parser(context).parse_args([*words[1:]])[0]["scenarios"]
@@ -137,7 +137,7 @@ def _refuse_more_than_links(words: Sequence[str]) -> None:
 
 
 def _refuse_scenario(words: Sequence[str]) -> None:
-    """Refuse `distbench redistribute SCENARIO`: a parallelism plan is wanted, not a tensor's redistribution."""
+    """Refuse `distbench redistribute SCENARIO`, because a scenario needs a parallelism plan, not a redistribution."""
     from distbench.spec import list_entries
 
     name = words[1] if len(words) > 1 else ""

@@ -258,7 +258,7 @@ def _keywords(option: click.Parameter) -> list[str]:
 
 
 def _show_options(function: Callable[..., Any], command: click.Command) -> None:
-    """Have help() and notebooks list the command's options as keywords, in the place of `**options`."""
+    """Make help() and notebooks list the command's options as keywords instead of `**options`."""
     kinds = inspect.Parameter
     *positional, _ = inspect.signature(function).parameters.values()
     visible = [option for option in command.params if not getattr(option, "hidden", False)]

@@ -1,4 +1,4 @@
-"""`distbench run`: scenarios to jobs, jobs to run files, run files to the first screen."""
+"""`distbench run`: jobs of scenarios, run files of jobs, and the summary."""
 
 import contextlib
 import datetime
@@ -257,7 +257,7 @@ def ending_of(ctx: click.Context) -> Ending:
 
 
 def _is_first(joined: "Joined | None") -> bool:
-    """Whether this process prints for all ranks: it started them, or has joined as rank 0."""
+    """Whether this process prints for all ranks, because it started the ranks or joined as rank 0."""
     return joined is None or joined.rank == 0
 
 
@@ -452,7 +452,7 @@ def _say_outcome(job: Job, outcome: "JobOutcome", silent: bool) -> None:
 
 
 def _with_plan_problems(job: Job, message: str) -> str:
-    """The message; problems of a plan as `distbench check` prints them, which also looks for a mesh that works."""
+    """The message, with problems of a plan and a mesh that works in the format of `distbench check`."""
     if PLAN_PROBLEMS not in message:
         return message
     from distbench.cli.check import check_jobs

@@ -368,7 +368,8 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
 
 
 def _mesh_dims_by_ranks(meshes: Sequence[DeviceMesh]) -> dict[tuple[int, ...], str]:
-    """Map this rank's group along every choice of mesh dims, by its sorted ranks, to the fewest mesh dims."""
+    """Map the sorted ranks of this rank's group, for every choice of mesh dims, to the names of the fewest mesh
+    dims."""
     by_ranks: dict[tuple[int, ...], str] = {}
     for mesh in meshes:
         names, coordinate = mesh.mesh_dim_names or (), mesh.get_coordinate() or ()

@@ -5,7 +5,7 @@ starts therefore remains a descendant of this process, even a child that forks t
 environment. After the end of the command, the remaining descendants are killed.
 
 Two supervisors run, and the second is a child of the first. If one supervisor is killed, the other ends the remaining
-processes. This file is run by its path and imports few modules, since each launch starts it.
+processes. This file is run by its path and imports few modules, because each launch starts it.
 """
 
 import ctypes
