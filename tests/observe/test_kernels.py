@@ -148,7 +148,8 @@ def test_what_was_launched_in_no_phase_is_said() -> None:
     step = step_of_events([*EVENTS, *late], PHASES, 0.5, STEP, GROUPS)
     assert step.traced.ends_s[-1] == pytest.approx(730e-6)
     assert (
-        step.differences[-1] == "1 of 8 kernels and copies were launched before or after the step; they are in no phase"
+        step.differences[-1]
+        == "1 of 8 kernels and copies were launched before or after the step, and belong to no phase"
     )
 
 
@@ -182,7 +183,7 @@ def test_a_kernel_that_nobody_tells_of_is_communication_and_hides_no_other() -> 
     assert step.reason is None
     assert step.differences[1:] == [
         "1 kernels communicate without a recorded collective, and do not reduce exposed times",
-        "1 of 8 kernels and copies have no launch in the trace; they are in no phase",
+        "1 of 8 kernels and copies have no launch in the trace, and belong to no phase",
     ]
 
 

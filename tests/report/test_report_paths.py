@@ -154,7 +154,7 @@ def test_collectives_at_the_same_time_are_not_time_twice(tmp_path: Path) -> None
     # The 17 ms of the second all-gather lie within the first one's.
     assert busy_share(trace) == pytest.approx((0.435 + 0.2175) / 2)
     flat = " ".join(text_of(trace.run.path).split())
-    assert "under way on a rank in 33 % of it" in flat and "some collectives overlap" in flat
+    assert "in progress in 33 % of a rank's step" in flat and "some collectives overlap" in flat
     assert by_path(trace)[FORWARD_TP]["time_s"] == pytest.approx(0.034)
 
 

@@ -167,7 +167,7 @@ def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: P
     assert "the same communication" in text
     assert "times are of simulated steps" in text and "an untraced step" not in text
     for shown in (text, said("report", "--paths", path), said("compare", path, path)):
-        assert "by hardware file h100 with 13 guessed, 3 extrapolated figures" in shown
+        assert "simulated with hardware file h100, 13 guessed, 3 extrapolated figures" in shown
 
 
 def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> None:
