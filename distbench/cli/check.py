@@ -45,7 +45,7 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 @click.option(
     "--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine. Needs --all."
 )
-@click.option("--world", type=int, metavar="N", help="Number of ranks, with --all. [devices of one node]")
+@click.option("--world", type=int, metavar="N", help="Number of devices (ranks). Needs --all. [devices of one node]")
 @format_option("table", "json")
 @width_option
 def check(

@@ -26,7 +26,7 @@ MAX_LISTED = 15
     help="Delete only runs older than 12h, 30d or 2w.",
 )
 @dry_run_option("List the runs.")
-@click.option("--yes", is_flag=True, help="Delete without confirmation.")
+@click.option("--yes", is_flag=True, help="Continue without confirmation.")
 @format_option("table", "json")
 def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, form: str) -> None:
     """List old runs, and delete the runs with their ranks' logs after a confirmation.

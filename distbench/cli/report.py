@@ -32,7 +32,7 @@ MAX_NAMED = 3
 @click.command()
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
 @format_option("table", "markdown", "csv", "json")
-@click.option("--page", type=PATH, metavar="FILE", help="Write the whole report as one HTML page.")
+@click.option("--page", type=PATH, metavar="FILE", help="Write the whole result as one HTML page.")
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. The formats are PNG and SVG.")
 @click.option(
     "--reproducers",

@@ -107,7 +107,9 @@ timeout_option = click.option(
     metavar="TIME",
     help="Stop after this time without progress. [5m]",
 )
-yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks per CPU without confirmation.")
+yes_option = click.option(
+    "--yes", is_flag=True, help="Continue without confirmation, which more than 4 ranks per CPU need."
+)
 
 
 class TakesSuites(KeepsArguments):
@@ -166,7 +168,7 @@ class TakesSuites(KeepsArguments):
 @out_option
 @timeout_option
 @click.option("--log-dir", type=PATH, help="Folder for the ranks' logs.")
-@click.option("--profile", type=PATH, metavar="FILE", help="Cost profile for plans and predictions.")
+@click.option("--profile", type=PATH, metavar="FILE", help="Cost profile. Plans and predictions depend on the profile.")
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after its timing.")
 @click.option("--show-paths", is_flag=True, hidden=True, help="End with report --paths, as distbench trace does.")
 @cases_option

@@ -72,7 +72,7 @@ from distbench.spec.errors import INTERRUPTED
 @quick_option("")
 @click.option("--reuse", "resume", is_flag=True, help="Continue the sweep in --results.")
 @click.option("--results", "out", type=PATH, metavar="DIR", help="Results folder. [results/sweep/SCENARIO-WORLD]")
-@click.option("--page", type=PATH, metavar="FILE", help="Write the result as one HTML page.")
+@click.option("--page", type=PATH, metavar="FILE", help="Write the whole result as one HTML page.")
 @format_option("table", "markdown", "json")
 @quiet_option
 @verbose_option

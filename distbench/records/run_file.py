@@ -394,7 +394,7 @@ def _header_line(path: Path, line: bytes) -> Record:
     try:
         decode(record, HeaderLine)
     except ValueError as error:
-        raise UserError(f"{RUN_FILE} {path} has a damaged header: {error}; measure again") from error
+        raise UserError(f"{RUN_FILE} {path}, line 1: {error}; measure again") from error
     return record
 
 

@@ -137,9 +137,9 @@ def fitted(table: Table, width: int) -> Fitted:
     columns = _narrowed(columns, width)
     while _total(columns) > width and len(columns) > 1:
         left_out.append(columns.pop().name)
-    how = f"all columns need {full_width} characters"
+    how = f"they need {full_width} characters"
     if full_width <= MAX_WIDTH:
-        how = f"--width {-(-full_width // 10) * 10} shows all columns"
+        how = f"--width {-(-full_width // 10) * 10} shows them"
     below = [f"columns left out: {', '.join(left_out)}; {how}"] if left_out else []
     return Fitted(columns, above, below, prose)
 

@@ -80,9 +80,9 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
     ("words", "said"),
     [
         (("--mesh", "tp=3", "--nodes", "2"), "which is not divisible by 2 nodes; give --ranks-per-node"),
-        (("--mesh", "tp=4", "--nodes", "2", "--ranks-per-node", "8"), "2 nodes of 8 have 16"),
+        (("--mesh", "tp=4", "--nodes", "2", "--ranks-per-node", "8"), "2 nodes of 8 ranks have 16"),
         (("--nodes", "2", "--launcher", "torchrun"), "needs this node's rank"),
-        (("--nodes", "2", "--launcher-args", "'x"), "quote it as for a shell"),
+        (("--nodes", "2", "--launcher-args", "'x"), "quote the words as for a shell"),
         (("--nodes", "0"), "0 is not in the range"),
         (("--nodes", "-1"), "-1 is not in the range"),
         (("--nodes", "two"), "'two' is not a valid integer"),

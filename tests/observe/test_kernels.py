@@ -240,7 +240,7 @@ def test_a_large_trace_is_read_piece_by_piece(tmp_path: Path) -> None:
             "the trace is incomplete",
         ),
         ('{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },', "the trace is incomplete"),
-        ('{"traceEvents": [\n  {\n    "ph": X, "name": "a"\n  }\n]}', "its event 0 is not JSON"),
+        ('{"traceEvents": [\n  {\n    "ph": X, "name": "a"\n  }\n]}', "event 0 is not JSON"),
     ],
 )
 def test_a_trace_that_is_cut_or_no_json_is_a_sentence(text: str, said: str, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_phases_that_the_host_did_not_go_through_leave_the_rows_without_times() 
     assert step.reason is not None and "more" in step.reason
     assert [one.issued_s for one in step.traced.rows] == [None] * 3 and step.traced.ends_s == []
     nothing = step_of_events(HOST, PHASES, 0.5, [], GROUPS)
-    assert nothing.reason == f"the device ran phases [], not {PHASES}"
+    assert nothing.reason == f"the device ran phases [] instead of {PHASES}"
 
 
 def test_launches_are_those_of_the_trace() -> None:

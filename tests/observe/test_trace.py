@@ -86,7 +86,7 @@ def test_two_methods_that_saw_different_things_are_told_apart() -> None:
     assert differences(rows, rows) == []
     [missing] = differences(rows, [rows[0], rows[2]])
     assert missing == (
-        "after 1 collective timed operators of c10d saw all_reduce over ranks 0,1 of 64 B, "
+        "after 1 collective timed operators of c10d recorded all_reduce over ranks 0,1 of 64 B, "
         "the dispatch mode recorded nothing"
     )
     for other in (seen("all_reduce", payload_bytes=32), seen("all_reduce", "0,2"), seen("broadcast")):

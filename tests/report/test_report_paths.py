@@ -202,7 +202,7 @@ def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -
     assert "not checked by a second method" in flat and "None" not in flat
     render_difference(path, path, "table")
     assert list(timeline_figures(chosen((path,), OUT).traces)) == []
-    with pytest.raises(UserError, match="holds no times"):
+    with pytest.raises(UserError, match="has no times"):
         render_paths((path,), OUT, "table", chrome=tmp_path / "trace.json")
 
 
@@ -210,8 +210,8 @@ def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -
     ("broken", "said"),
     [
         ({"error": "rank 2 raised RuntimeError: no"}, "rank 2 raised RuntimeError: no"),
-        ({"columns": ["rank"], "rows": []}, "lacks backend_op, completed_s, dtype"),
-        ({"phases": {"columns": [], "rows": []}}, "lacks end_s, phase, rank, start_s, step"),
+        ({"columns": ["rank"], "rows": []}, "has no backend_op, completed_s, dtype"),
+        ({"phases": {"columns": [], "rows": []}}, "has no end_s, phase, rank, start_s, step"),
     ],
 )
 def test_a_trace_that_failed_is_one_sentence(tmp_path: Path, broken: dict[str, Any], said: str) -> None:
@@ -263,7 +263,7 @@ def test_a_part_of_the_cases_id_chooses(tmp_path: Path) -> None:
     assert [len(chosen((Path(f"{path}{part}"),), OUT).traces) for part in ("", "::a=1", "::b=2")] == [3, 2, 1]
     # The whole end of an id wins over others that merely hold it.
     assert selected_trace(Path(f"{path}::a=1"))[0].case_id == f"{golden.ID}/a=1"
-    with pytest.raises(UserError, match=r"holds 3 traces.*a=1, .*a=2"):
+    with pytest.raises(UserError, match=r"has 3 traces.*a=1, .*a=2"):
         selected_trace(path)
     with pytest.raises(UserError, match=r"no traced case id of .* contains 'c=3'"):
         selected_trace(Path(f"{path}::c=3"))

@@ -126,7 +126,7 @@ def test_a_plan_against_another_as_one_sentence(tmp_path: Path) -> None:
         "TP2xFSDP2 compared with FSDP4: +1 tp all_gather of 1.95 KiB, +1 tp reduce_scatter of 3.91 KiB, step +25 % ("
     )
     assert difference_text(other, one).startswith(
-        "FSDP4 against TP2xFSDP2: -1 tp all_gather of 1.95 KiB, -1 tp reduce_scatter of 3.91 KiB, step -20 % ("
+        "FSDP4 compared with TP2xFSDP2: -1 tp all_gather of 1.95 KiB, -1 tp reduce_scatter of 3.91 KiB, step -20 % ("
     )
     assert path_changes(one, other) == [
         "forward, tp: +1 tp all_gather of 1.95 KiB, +17.0 ms",
@@ -212,7 +212,7 @@ def test_different_work_is_cautioned_about(tmp_path: Path) -> None:
     again = (tmp_path / "a.jsonl").read_text().replace('"run_id":"r"', '"run_id":"r2"')
     (tmp_path / "c.jsonl").write_text(again)
     [text] = cautions(one, selected_trace(tmp_path / "c.jsonl")[0])
-    assert text.startswith("caution: one launch per side")
+    assert text.startswith("warning: one launch per side")
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_several_traces_need_a_choice_for_a_trace_file(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", *(record(case_id=f"{golden.ID}/x={at}") for at in (1, 2)))
-    with pytest.raises(UserError, match="one trace, here are 2"):
+    with pytest.raises(UserError, match="one trace, not 2"):
         render_paths((path,), OUT, "table", chrome=tmp_path / "trace.json")
     _, said = render_paths((Path(f"{path}::x=2"),), OUT, "table", chrome=tmp_path / "trace.json")
     assert "trace.json" in said[0]

@@ -139,7 +139,7 @@ def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
     )
     full = said("report", path, "--full", "--page", tmp_path / "page.html")
     assert "simulated step time and memory" in full and "simulated, not measured: on h100, rank 0 of 8" in full
-    assert "simulated: alive at the peak of mine" in full and "NOT OK" not in full
+    assert "simulated: live memory at the peak of mine" in full and "NOT OK" not in full
     # All that a figure stands on, and in short where there is less room.
     assert "guessed figures of the hardware file: attention_backward_flops, " in full
     assert "figures missing in the hardware file and extrapolated: matmul_fp8_flops (" in full
@@ -194,7 +194,7 @@ def measured(tmp_path: Path, path: Path, seconds: float = 4) -> Path:
 def test_a_simulated_step_stands_beside_a_measured_one(path: Path, tmp_path: Path) -> None:
     other = measured(tmp_path, path)
     text = said("report", "--diff", f"{path}::mine", f"{other}::mine")
-    assert "simulated on h100 against measured: the same communication, step +25 %" in text
+    assert "simulated on h100 compared with measured: the same communication, step +25 %" in text
     assert "warning: A is simulated, with predicted times" in text and "do not compare times" not in text
     compared = said("compare", other, path)
     assert "UNKNOWN: 1 case predicted, without intervals. Largest difference: " in compared
