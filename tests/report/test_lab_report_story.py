@@ -108,8 +108,8 @@ def test_our_own_wrong_values_are_said_as_loudly(tmp_path: Path) -> None:
     rows[-3]["status"] = "wrong"
     assert rows[-3]["case"]["params"]["planner"] == "greedy"
     rows[-2] = {**rows[-2], "status": "wrong"}
-    assert "distbench's planners gave wrong values or failed: calibrated on 1 "
-        "cases" in joined(text_of(write(tmp_path / "lab.jsonl", rows)))
+    text = joined(text_of(write(tmp_path / "lab.jsonl", rows)))
+    assert "distbench's planners gave wrong values or failed: calibrated on 1 cases" in text
 
 
 def test_no_line_is_longer_than_120_characters(tmp_path: Path) -> None:
