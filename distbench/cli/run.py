@@ -108,7 +108,7 @@ timeout_option = click.option(
     help="Stop after this time without progress. [5m]",
 )
 yes_option = click.option(
-    "--yes", is_flag=True, help="Continue without confirmation, which more than 4 ranks per CPU need."
+    "--yes", is_flag=True, help="Continue without confirmation. More than 4 ranks per CPU need a confirmation."
 )
 
 

@@ -108,7 +108,7 @@ def test_doctor_says_what_is_slow_and_what_is_off() -> None:
     }
     assert checks["switched off"]["found"] == "NCCL_P2P_DISABLE=1"
     assert checks["GPU clocks"]["found"] == "1410 to 1980 MHz now, maximum 1980 MHz"
-    assert checks["GPU clocks"]["advice"].startswith("GPU1 is limited by power cap, heat (software): ")
+    assert checks["GPU clocks"]["advice"].startswith("GPU1 is limited by power cap, heat (software), so ")
     assert checks["GPU links"]["found"] == "NV18 between 2 pairs, SYS between 1 pair"
     assert "GPU0-GPU2 use a slower connection" in checks["GPU links"]["advice"]
     assert checks["GPU peer access"]["found"] == "2 of 3 pairs"

@@ -99,4 +99,4 @@ def test_every_command_that_takes_a_run_takes_a_name(results: Path, tmp_path: Pa
     assert run("report", "last", "--results", "elsewhere").exit_code == 0
     for option in ("--against", "--resume"):
         done = run("run", "links", option, "last~9", "--results", "elsewhere")
-        assert done.exit_code == 2 and "last~9: under elsewhere are 5 runs" in done.stderr, done.output
+        assert done.exit_code == 2 and "last~9: elsewhere has only 5 runs" in done.stderr, done.output

@@ -267,7 +267,7 @@ def test_a_part_of_the_cases_id_chooses(tmp_path: Path) -> None:
         selected_trace(path)
     with pytest.raises(UserError, match=r"no traced case id of .* contains 'c=3'"):
         selected_trace(Path(f"{path}::c=3"))
-    with pytest.raises(UserError, match="one trace, here are 2"):
+    with pytest.raises(UserError, match="one trace, not 2"):
         render_paths((Path(f"{path}::a=1"),), OUT, "table", chrome=tmp_path / "trace.json")
 
 
