@@ -156,7 +156,11 @@ def _command(runs: tuple[Path, ...], out: Path, label: str, chosen: str = "") ->
 @click.argument("form", metavar="FORMAT", type=PluginChoice("exporters", EXPORTS))
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Output file, or a new folder. Default: standard output."
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    help="Output file. Folder formats need a new folder. Default: standard output.",
 )
 @results_option
 def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) -> None:
@@ -165,17 +169,16 @@ def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) ->
     \b
     FORMAT                  read by
     pytest-benchmark        pytest-benchmark compare
-    customSmallerIsBetter,  github-action-benchmark: times or rates
+    customSmallerIsBetter,  github-action-benchmark
       customBiggerIsBetter
-    pytorch                 PyTorch's benchmark database, schema v3
+    pytorch                 PyTorch's benchmark database v3
     openmetrics             node_exporter's textfile collector
-    parquet                 pandas, DuckDB: a row per case and launch
+    parquet                 pandas: row per case and launch
     nccl-tests              readers of nccl-tests' -J (folder)
     tensorboard             tensorboard --logdir (folder)
     wandb                   wandb sync (folder)
     mlflow                  mlflow ui (SQLite file)
-    run                     distbench report: a file of nccl-tests (-J) as
-                            a run file
+    run                     distbench (from nccl-tests -J)
 
     \b
     Examples:
