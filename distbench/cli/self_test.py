@@ -28,7 +28,9 @@ SEED = 20260101
 
 @click.command("self-test")
 @click.argument("paths", nargs=-1, metavar="[FOLDER | -- SCENARIO... [RUN OPTIONS]]")
-@click.option("--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="Launches made.")
+@click.option(
+    "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="Number of launches."
+)
 @options_of(VerdictOptions, "verdict", "tolerance", "floor_us", "alpha", "min_launches")
 @format_option("table", "json")
 @quiet_option
@@ -36,9 +38,9 @@ SEED = 20260101
 def self_test(paths: tuple[str, ...], launches: int, verdict: VerdictOptions, form: str, quiet: bool) -> None:
     """Measure the error rates of distbench gate on this machine, with launches of unchanged code.
 
-    FOLDER holds run files of one revision. Without it, new launches are made, with the arguments of distbench run after
-    -- (default: collectives --quick --passes 8). The table shows how often the gate reports a slowdown of unchanged
-    code, and how often it detects slowdowns that are added to the samples of one case.
+    FOLDER contains run files of one revision. Without FOLDER, unchanged code is launched with the arguments of
+    distbench run after -- (default: collectives --quick --passes 8). The table shows how often the gate reports a
+    slowdown of unchanged code, and how often the gate detects slowdowns that are added to the samples of one case.
 
     \b
     Examples:
@@ -51,7 +53,7 @@ def self_test(paths: tuple[str, ...], launches: int, verdict: VerdictOptions, fo
     options = verdict.terms()
     least, most = NUM_PAIRS
     if launches < 2 * least:
-        raise UserError(f"--launches {launches} are too few: {least} pairs take {2 * least}")
+        raise UserError(f"--launches {launches} is too small; give at least {2 * least} for {least} pairs")
     if len(paths) == 1 and Path(paths[0]).is_dir():
         folder = Path(paths[0])
     else:
@@ -79,10 +81,11 @@ def self_test(paths: tuple[str, ...], launches: int, verdict: VerdictOptions, fo
         return
     say(
         f"Launches of unchanged code in {folder}, compared as ab does, in random order within each pair.\n"
-        "A slowdown is added to the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
+        "A slowdown is added to the samples of one case at a time. The slowdown tail makes one sample in ten 3x "
+        "slower.\n"
         "Figures are percentages of comparisons."
     )
     for num_pairs in num_pairs_here:
         say("\n" + table(series, num_pairs, NUM_COMPARISONS, SEED, rules))
     if series.num_launches < 2 * most:
-        say(f"\n{most} pairs need {2 * most} launches; there are {series.num_launches}.")
+        say(f"\nRates for {most} pairs need {2 * most} launches, not {series.num_launches}.")

@@ -289,15 +289,15 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "simulate takes a SCENARIO or --recording FILE; give one of them"),
-        (("tp_mlp", "--recording", "x.jsonl"), "give one of them"),
+        ((), "simulate needs either a SCENARIO or --recording FILE; give one"),
+        (("tp_mlp", "--recording", "x.jsonl"), "give one"),
         (("--recording", "x.jsonl", "--mesh", "tp=2"), "does not go with --recording"),
         (("--recording", "missing.jsonl"), "recording missing.jsonl cannot be read: No such file"),
-        (("tp_mlp", "--rank", "0,x"), "--rank '0,x' is not a list of ranks; give whole numbers >= 0, each once"),
-        (("tp_mlp", "--rank", "4", "--mesh", "tp=4"), "--rank 4: the mesh has ranks 0 to 3; give one of these"),
+        (("tp_mlp", "--rank", "0,x"), "--rank '0,x' is not a list of ranks; give different integers >= 0"),
+        (("tp_mlp", "--rank", "4", "--mesh", "tp=4"), "--rank 4 is not on the mesh; give ranks from 0 to 3"),
         (("tp_mlp", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
         (("tp_mlp", "--mesh", "tp=65536,dp_shard=2"), "give a mesh of at most 65,536"),
-        (("tp_mlp", "--save", "step.jsonl"), "is 2 variants; choose one with FILE::NAME or --set NAME=VALUE"),
+        (("tp_mlp", "--save", "step.jsonl"), "has 2 variants; choose one with FILE::NAME or --set NAME=VALUE"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(
