@@ -174,7 +174,8 @@ def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> N
     other = written(tmp_path / "b", simulated(case_id="step/f32[32,256]/mine"))
     done = ask("compare", path, other)
     assert (
-        done.exit_code == 2 and "the first has step/f32[16,256]/mine, the second step/f32[32,256]/mine" in done.output
+        done.exit_code == 2
+        and "the first has step/f32[16,256]/mine, the second has step/f32[32,256]/mine" in done.output
     )
 
 
