@@ -203,7 +203,7 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
         ("item", "it cannot be simulated: its step needs a tensor's value, which a simulated step does not have"),
         (
             "mask",
-            "it cannot be simulated: its step needs values (aten.index.Tensor); in the root module: give --assume ",
+            "it cannot be simulated: its step needs values (aten.index.Tensor), in the root module; give --assume ",
         ),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
         ("loss", "it cannot be simulated, since its step raises RuntimeError: "),
