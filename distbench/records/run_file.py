@@ -156,7 +156,7 @@ Counters = defstruct(
         *optional(Amount, "idle_share", "least_idle_share"),
         *optional(list[Amount], "idle_shares"),
         # Of a simulated step.
-        *optional(Duration, "compute_s", "exposed_s", "idle_s", "host_s", "bubble_s"),
+        *optional(Duration, "compute_s", "exposed_s", "idle_s", "host_s", "bubble_s", "on_host_s"),
         *optional(list[Amount], "bubble_shares"),
         *optional(dict[str, Duration], "predicted_phases_s", "exposed_by_mesh_dim_s"),
         *optional(Amount, "mfu", "hfu"),
