@@ -34,12 +34,13 @@ NEEDED = {"torch version", "torch.distributed", "gloo"}
 def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> None:
     """Check this machine: devices, backends, torch, and each private torch name that distbench uses.
 
-    The last line is the answer. -v also lists every check, and the defaults of a pyproject.toml here.
+    The last line is the verdict. -v also lists every check, and the defaults of a pyproject.toml here.
 
     With --deep, also try the features that depend on torch's behaviour: a traced step, simulated steps, each planner.
-    The exit code is 1 if one of them fails with this torch.
+    The exit code is 1 if a feature fails with this torch.
 
-    With --traces, check only run --trace-paths: compare its two methods on the SCENARIOs, or on all shipped ones.
+    With --traces, check only run --trace-paths, by a comparison of its two methods on the SCENARIOs (default: all
+    shipped scenarios).
 
     \b
     Examples:
@@ -48,11 +49,11 @@ def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> No
       distbench doctor --traces llama_2d
     """
     if scenarios and not paths:
-        raise UserError(f"doctor takes scenarios with --traces only: distbench doctor --traces {' '.join(scenarios)}")
-    if deep and paths:
         raise UserError(
-            "doctor takes --deep or --traces, not both; --traces checks run --trace-paths on more scenarios"
+            f"doctor accepts scenarios only with --traces; use distbench doctor --traces {' '.join(scenarios)}"
         )
+    if deep and paths:
+        raise UserError("doctor accepts --deep or --traces, not both; leave one of them out")
     defaults = defaults_for(main)
     if paths:
         findings = agreement(scenarios)
@@ -74,7 +75,8 @@ def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> No
 def examine(deep: bool = False) -> dict[str, Any]:
     """Return facts of the host and of torch, and a list of checks.
 
-    Each has `name`, `ok`, `found` and `advice`; a private torch name also the `feature` that uses it.
+    Each check has `name`, `ok`, `found` and `advice`. A check of a private torch name also has the `feature` that uses
+    the name.
 
     Args:
         deep: also try features that depend on torch's behaviour: a traced step, simulated steps, each planner.
@@ -87,7 +89,7 @@ def examine(deep: bool = False) -> dict[str, Any]:
         checks = [{"name": "torch", "ok": False, "found": str(error), "advice": advice}]
     else:
         outcomes = [check["ok"] for check in checks if check.get("device") == device]
-        ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
+        ok = not num_seen or (bool(outcomes) and all(outcomes))  # torch may have NCCL and no usable device
         advice = "" if ok else f"install a torch built for {built_for(device)}"
         checks += [
             _path_check(),
@@ -117,7 +119,7 @@ def _behaviour_checks() -> list[dict[str, Any]]:
             "name": row["feature"],
             "ok": row["failed"] is None,
             "found": "works" if row["failed"] is None else f"does not work with this torch: {row['failed']}",
-            "advice": f"use {SUPPORTED}, or do without it",
+            "advice": f"use {SUPPORTED}, or do not use this feature",
             "mark": "FAILED",
             "deep": True,
         }
@@ -131,7 +133,7 @@ def _broken(findings: dict[str, Any]) -> list[str]:
 
 
 def check_lines(checks: Sequence[dict[str, Any]]) -> list[str]:
-    """Return one line per check, with advice below each that failed."""
+    """Return one line per check, with advice below each failed check."""
     lines = []
     width = max(len(check["name"]) for check in checks)
     for check in checks:
@@ -166,7 +168,7 @@ def summary_lines(findings: dict[str, Any]) -> list[str]:
         f"{sum(private)} of {len(private)} private names found",
         f"devices: {count_text(count, f'{device} device') if count else f'CPU only, for at most {num_ranks} ranks'}",
         f"launch: ranks on {device} with {known_device(device).backend}; --nodes N uses {launcher_here()}",
-        f"not here: {', '.join(failed) or 'nothing'}{' (-v shows why)' * bool(failed)}",
+        f"missing: {', '.join(failed) or 'nothing'}{' (-v shows why)' * bool(failed)}",
         *(f"warning: {check['name']}: {check['found']}. {check['advice']}" for check in warnings),
         _verdict(findings),
     ]
@@ -183,13 +185,13 @@ def _verdict(findings: dict[str, Any]) -> str:
 
 
 def agreement(targets: Sequence[str]) -> dict[str, Any]:
-    """Compare the collectives that two methods see in every step, at the quick sizes, on a fake process group.
+    """Compare the collectives that two methods of tracing detect in every step, at quick sizes on a fake process group.
 
     Args:
-        targets: scenarios; none for all shipped ones that do not measure the mesh.
+        targets: scenarios. Default: all shipped scenarios that do not measure the mesh.
 
     Returns:
-        `cases`, each with `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
+        `usable` and `cases`. Each case has `case_id` and either `skipped`, `failed`, or `num_rows` and `differences`.
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.job_request import MESH_TAGS, REAL_SIZE_TAG
@@ -201,14 +203,14 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
         "trace_differences",
         given=[job.to_record() for job in jobs],
         timeout_s=AGREEMENT_TIMEOUT_S,
-        failure="what steps communicate cannot be compared: {why}; try `distbench doctor`",
+        failure="the communication of steps cannot be compared: {why}; try `distbench doctor`",
     )
     cases = [case for answer in answers for case in answer]
     return {"cases": cases, "usable": not any(case.get("differences") or "failed" in case for case in cases)}
 
 
 def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
-    """Return the comparison as lines for a terminal, one per case and one per difference."""
+    """Return the comparison as lines for a terminal, one line per case and per difference."""
     if not findings["cases"]:
         return ["UNKNOWN: nothing to compare. No step of these scenarios communicates"]
     lines = []
@@ -225,6 +227,6 @@ def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
         return [
             *lines,
             "",
-            f"PASS: both methods agree in {count_text(len(findings['cases']), 'case')}. run --trace-paths is reliable",
+            f"PASS: both methods of tracing agree in {count_text(len(findings['cases']), 'case')}",
         ]
     return [*lines, "", "FAIL: the methods differ. The output of run --trace-paths is not reliable for these steps"]

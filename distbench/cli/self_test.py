@@ -57,7 +57,7 @@ def self_test(
     options = verdict.terms()
     least, most = NUM_PAIRS
     if launches < 2 * least:
-        raise UserError(f"--launches {launches} are too few: {least} pairs take {2 * least}")
+        raise UserError(f"--launches {launches} is too small; give at least {2 * least} for {least} pairs")
     columns, is_given = numbers.columns(), len(paths) == 1 and Path(paths[0]).exists()
     if is_given and not paths[0].endswith(".py"):
         folder = Path(paths[0])
@@ -88,10 +88,11 @@ def self_test(
         return
     say(
         f"Launches of unchanged code in {folder}, compared as ab does, in random order within each pair.\n"
-        "A slowdown is added to one case at a time; tail: one of its samples in ten takes three times as long.\n"
+        "A slowdown is added to the samples of one case at a time. The slowdown tail makes one sample in ten 3x "
+        "slower.\n"
         "Figures are percentages of comparisons."
     )
     for num_pairs in num_pairs_here:
         say("\n" + table(series, num_pairs, NUM_COMPARISONS, SEED, rules))
     if series.num_launches < 2 * most:
-        say(f"\n{most} pairs need {2 * most} launches; there are {series.num_launches}.")
+        say(f"\nRates for {most} pairs need {2 * most} launches, not {series.num_launches}.")

@@ -1,7 +1,7 @@
 """A step's communication with times, in a separate pass after the step was timed and checked.
 
-On CPU each collective is stamped on its way to its backend (`torch_private.collectives`); on accelerators the
-profiler records when kernels ran. A dispatch mode traces the same step, to check either method.
+On CPU each collective is stamped at the call of its backend (`torch_private.collectives`). On accelerators the profiler
+records the times of kernels. A dispatch mode traces the same step, to check both methods.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from distbench.statistics.intervals import median
 from distbench.torch_private import Issued, timed_collectives
 
 NUM_STEPS, ROUNDS = 3, 5
-# Of long steps, overhead is measured in fewer rounds: those that begin within this many seconds.
+# Seconds in which rounds of the overhead measurement begin, which limits the number of rounds of long steps.
 OVERHEAD_S = 2.0
 MAX_DIFFERENCES = 20
-OVERLAP_SHARES_CPUS = "on CPU, gloo's threads need the CPUs that backward runs on"
-NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective when it issues it, and gloo's threads need the same CPUs"
+OVERLAP_SHARES_CPUS = "on CPU, gloo's threads and backward share the CPUs"
+NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective at once, and gloo's threads share the CPUs"
 METHOD = "timed operators of c10d"
 
 
@@ -45,18 +45,19 @@ class Tracing:
     """Facts of the launch for a traced pass."""
 
     clock_shared: bool  # all ranks read the same monotonic clock
-    on_progress: Callable[[], None] = lambda: None  # called repeatedly: a long trace is not a hang
+    on_progress: Callable[[], None] = lambda: None  # called repeatedly, since a long trace is not a hang
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Traces a step that was timed and checked; the step's values change."""
+    """Tracing of a step after its timing and check. Tracing changes the step's values."""
 
     step: TrainingStep
     context: RankContext
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of the case's trace record; collective. `counters` hold the peak of memory."""
+        """Return the fields of the case's trace record. All ranks must call this. `counters` contain the memory
+        peak."""
         if not known_device(self.context.device.type).waits_on_host:
             return self._profiled(tracing, counters)
         steps = self.timed(NUM_STEPS)
@@ -81,12 +82,13 @@ class StepTrace:
         return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": capped}
 
     def timed(self, num_steps: int) -> list[Traced]:
-        """Trace some runs of the step on CPU, from its initial values."""
+        """Trace `num_steps` runs of the step on CPU, from its initial values."""
         self._restart()
         return [traced(self.step, self.context) for _ in range(num_steps)]
 
     def dispatched(self) -> list[Communication]:
-        """Step's collectives by the dispatch mode, from the same values: values determine the experts of tokens."""
+        """Return the step's collectives by the dispatch mode, from the initial values, which determine the experts of
+        tokens."""
         self._restart()
         return communications_of(self.step, self.step.phases, self.step.plan, self.context, self.step.model)
 
@@ -96,7 +98,7 @@ class StepTrace:
             _run(self.step, self.context)
 
     def _profiled(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """On accelerators: return the collectives of the dispatch mode, with times of kernels of profiled steps."""
+        """Return the collectives of the dispatch mode, with times of kernels from profiled steps, on accelerators."""
         rows = self.dispatched()
         bare_cpu, steps = [], []
         for _ in range(NUM_STEPS):
@@ -116,7 +118,7 @@ class StepTrace:
 
 
 def traced(step: TrainingStep, context: RankContext) -> Traced:
-    """Run one step with every collective recorded; its device must be the CPU."""
+    """Run one step on CPU, and record every collective."""
     issued_calls: list[tuple[Issued, Any]] = []
     ends: list[float] = []
     with (
@@ -141,7 +143,7 @@ def traced(step: TrainingStep, context: RankContext) -> Traced:
 
 
 def _run(step: TrainingStep, context: RankContext) -> float:
-    """Run one step without tracing; return its CPU seconds on this rank, all threads."""
+    """Run one step without tracing, and return the CPU seconds of all threads of this rank."""
     dist.barrier(context.control)
     before = time.process_time()
     step(no_stamp)
@@ -149,7 +151,7 @@ def _run(step: TrainingStep, context: RankContext) -> float:
 
 
 def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
-    """Return CPU seconds of bare and traced steps, summed over ranks; their order changes each round."""
+    """Return CPU seconds of untraced and traced steps, summed over ranks. The order alternates between rounds."""
     bare_cpu, traced_cpu = [], []
     began_s = time.monotonic()
     for number in range(ROUNDS):
@@ -165,28 +167,29 @@ def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dic
 
 
 def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]:
-    """Return the overhead from each rank's CPU seconds of bare and of traced steps."""
+    """Return the overhead from each rank's CPU seconds of untraced and traced steps."""
     bare_s, traced_s = ([sum(turn) for turn in zip(*of_ranks, strict=True)] for of_ranks in zip(*by_rank, strict=True))
     ratio = median([after / before for before, after in zip(bare_s, traced_s, strict=True) if before > 0])
     return {"rounds": len(bare_s), "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
 
 
 def differences(timed: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
-    """Return differences in the collectives or the order of two methods, as sentences: by kind, group and bytes."""
+    """Return the differences between the collectives of two methods by kind, group, bytes and order, as sentences."""
     ours, theirs = (
         [f"{row.kind} over ranks {row.group} of {row.payload_bytes} B" for row in rows] for rows in (timed, dispatched)
     )
     sentences = []
     for tag, start, end, other_start, other_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if tag != "equal":
-            seen = f"{METHOD} saw {', '.join(ours[start:end]) or 'nothing'}"
-            other = f"the dispatch mode saw {', '.join(theirs[other_start:other_end]) or 'nothing'}"
+            seen = f"{METHOD} recorded {', '.join(ours[start:end]) or 'nothing'}"
+            other = f"the dispatch mode recorded {', '.join(theirs[other_start:other_end]) or 'nothing'}"
             sentences.append(f"after {count_text(start, 'collective')} {seen}, {other}")
     return sentences
 
 
 def _memory(step: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
-    """Measured and predicted peak bytes of the rank with the most; also of compiled modules, as this comes last."""
+    """Measured and predicted peak bytes of the rank with the highest peak. The prediction includes compiled modules,
+    because this runs last."""
     predicted, reason = prediction_of(step, of_compiled=True)
     of_ranks = context.gather((predicted, reason))
     return {

@@ -45,7 +45,7 @@ class Facts(Environment, frozen=True):
 
 
 class LaunchRow(Struct):
-    """One launch; `facts` are the fields of `Facts` that differ between launches."""
+    """One launch. `facts` are the fields of `Facts` that differ between launches."""
 
     run_id: str
     variants: str
@@ -60,10 +60,10 @@ class LaunchRow(Struct):
 
 
 class Columns(Struct):
-    """One case: an entry per launch, null where the launch lacks the case or the number.
+    """The values of one case per launch, null if the launch has no such case or number.
 
     Args:
-        status: empty where all launches are ok; likewise `error`.
+        status: empty if all launches are ok. The same applies to `error`.
     """
 
     num_samples: list[Count | None]
@@ -105,14 +105,15 @@ class Baseline(Struct):
                 raise ValueError(f"cases[{shown(case_id)}].num_samples has {num_values} values for {len(ids)} launches")
 
 
-FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
+FORMAT_VERSION = 2  # version 1 had minima instead of 10th percentiles
 LAUNCH_FIELDS = ("run_id", "started_at", "ended_at", "variants", "foreign_load", "complete")  # stored unchanged
-SAVE_AGAIN = "save it again with distbench baseline save"
+SAVE_AGAIN = "save the baseline again with distbench baseline save"
 FORMAT = Format("baseline", SAVE_AGAIN, "distbench_baseline", FORMAT_VERSION)
 
 
 def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
-    """Write `baselines/<machine>/` below a results folder, one file per scenario, mesh and device; return the files.
+    """Write one baseline file per scenario, mesh and device to `baselines/<machine>/` below a results folder; return
+    the files.
 
     Raises:
         UserError: no launches, or the folder is not writable.
@@ -134,7 +135,7 @@ def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
 
 
 def baseline_text(launches: Sequence[Launch]) -> str:
-    """The text of a baseline file for one scenario's launches: JSON, one line per launch and one per case."""
+    """The JSON text of a baseline file for one scenario's launches, with one line per launch and per case."""
     facts = launches[0].facts.items()
     common = {name: value for name, value in facts if all(launch.facts.get(name) == value for launch in launches)}
     head = {
@@ -156,12 +157,12 @@ def baseline_text(launches: Sequence[Launch]) -> str:
 
 
 def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
-    """Columns, one entry per launch; null where the launch lacks the case or the number."""
+    """Columns with one entry per launch, null if the launch has no such case or number."""
     values = [launch.cases.get(case_id) for launch in launches]
     record: Record = {"num_samples": [value.num_samples if value else None for value in values]}
     for name in ("mean_s", "p10_s"):
         times_s = (getattr(value, name) if value and value.status == "ok" else None for value in values)
-        # Clocks have at most 6 digits.
+        # Measured times have at most 6 significant digits.
         record[name] = [None if seconds is None else float(f"{seconds:.6g}") for seconds in times_s]
     if any(value and value.status != "ok" for value in values):
         record["status"] = [value.status if value else None for value in values]
@@ -170,7 +171,7 @@ def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
 
 
 def read_baseline(path: Path) -> list[Launch]:
-    """The launches of one baseline file. Raises as `load_baseline`."""
+    """The launches of one baseline file. Raise UserError as `load_baseline`."""
     return launches_of(load_baseline(path), str(path))
 
 
@@ -178,7 +179,7 @@ def load_baseline(path: Path) -> Baseline:
     """Read a baseline file.
 
     Raises:
-        UserError: not readable, not a baseline, damaged, or written by a newer distbench.
+        UserError: the file is not readable, not a baseline, damaged, or from a newer distbench.
     """
     record: Any = read_json(path, "baseline")
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
@@ -190,7 +191,7 @@ def load_baseline(path: Path) -> Baseline:
 
 
 def launches_of(baseline: Baseline, source: str) -> list[Launch]:
-    """The launches of a baseline; `source` is its file."""
+    """The launches of a baseline. `source` is the baseline's file."""
     return [
         Launch(
             run_id=row.run_id,
@@ -199,7 +200,7 @@ def launches_of(baseline: Baseline, source: str) -> list[Launch]:
             started_at=row.started_at,
             ended_at=row.ended_at or 0.0,
             variants=row.variants,
-            # A field that the file lacks is None, as in a run file.
+            # A missing field is None, as in a run file.
             facts={**Header().facts, **baseline.facts, **row.facts},
             foreign_load=row.foreign_load,
             complete=row.complete,
@@ -214,7 +215,7 @@ def launches_of(baseline: Baseline, source: str) -> list[Launch]:
 
 
 def _value(columns: Columns, index: int) -> Value | None:
-    """One launch's value of a case; None if the launch lacks the case."""
+    """One launch's value of a case, or None if the launch has no such case."""
     count, status = columns.num_samples[index], columns.status[index]
     if count is None or status is None:
         return None
@@ -304,7 +305,7 @@ def _read_file(path: Path, warnings: list[str], columns: NumberColumns | None) -
         raise UserError(f"{path} is not a run file; for a table, give the columns --case and --value")
     run = read_nccl_tests(path) if kind == "nccl-tests" else read_run(path)
     if run.is_simulated:
-        instead = "use distbench compare for predicted times, or signature check for its communication"
+        instead = "use distbench compare for predicted times, or distbench signature check for communication"
         raise UserError(f"{path} is a simulated run without measured times; {instead}")
     warnings += run.warnings
     return [replace(launch_of(run), more=foreign_numbers.PER_FILE if kind == "nccl-tests" else "")]

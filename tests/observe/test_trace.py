@@ -86,8 +86,8 @@ def test_two_methods_that_saw_different_things_are_told_apart() -> None:
     assert differences(rows, rows) == []
     [missing] = differences(rows, [rows[0], rows[2]])
     assert missing == (
-        "after 1 collective timed operators of c10d saw all_reduce over ranks 0,1 of 64 B, "
-        "the dispatch mode saw nothing"
+        "after 1 collective timed operators of c10d recorded all_reduce over ranks 0,1 of 64 B, "
+        "the dispatch mode recorded nothing"
     )
     for other in (seen("all_reduce", payload_bytes=32), seen("all_reduce", "0,2"), seen("broadcast")):
         assert len(differences(rows, [rows[0], other, rows[2]])) == 1
@@ -254,7 +254,7 @@ def test_a_run_without_steps_says_that_there_is_nothing_to_trace(tmp_path: Path)
     file = tmp_path / "run.jsonl"
     append(file, {"type": "run", "schema_version": 1})
     append(file, CaseResult(Case("collective/x", "collective"), "ok").to_record())
-    assert _of_traces(file) == "--trace-paths has nothing to trace: no case of this scenario is a step"
+    assert _of_traces(file) == "--trace-paths traced no step, because no case of this scenario is a step"
     append(file, CaseResult(Case("step/x", "step"), "ok").to_record())
     append(file, {"type": "trace", "case_id": "step/x", "error": "RuntimeError: no"})
     assert _of_traces(file) == "no step was traced; step/x was not traced: RuntimeError: no"
