@@ -23,7 +23,7 @@ FILE = Path(__file__).parent / "hf_families.py"
 REFUSAL = re.compile(r"\.py:\d+\)|; give |; use |; leave ")
 CLAIMS = (
     Claim(
-        "Hugging Face families by default config (44, FSDP2 over 8 ranks) that are simulated",
+        "simulated Hugging Face families of 44 (default config, FSDP2 over 8 ranks)",
         "{:.0f}",
         "at least 40",
         ("families simulated",),

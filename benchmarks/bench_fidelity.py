@@ -21,13 +21,13 @@ KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": st
 
 CLAIMS = (
     Claim(
-        "median against a bare loop of the same collective, 4 ranks, 1 KB: largest difference",
+        "largest difference of a median from that of a bare loop of the same collective (4 ranks, 1 KB)",
         "{most:.1%}",
         "at most 10 %",
         ("|ratio - 1|, *, 1024 B*",),
     ),
     Claim(
-        "the same at 1 MB and 16 MB; the bare loop against itself",
+        "the same at 1 MB and 16 MB; difference of two bare loops",
         "{:.1%}; {:.1%}",
         "at most 3 %",
         ("largest, ours", "largest, bare"),

@@ -33,40 +33,42 @@ ENVIRONMENT = {"machine": "box", "device": "cpu", "backend": "gloo", "world_size
 CLAIMS = (
     Claim("`distbench gate` on 10,000 cases x 10 launches per side", "{:.1f} s, {:.2f} GB", "20 s, 2 GB", ("gate,*",)),
     Claim(
-        "a steady case (1 % spread) that is 20 % slower, among 29 that scatter by 20 %: found with 5 pairs",
+        "detection with 5 pairs of a steady case (1 % spread) that is 20 % slower, among 29 cases with 20 % spread",
         "{:.1%}",
         "at least 90 %",
         ("one case*",),
     ),
     Claim(
-        "false alarms with 10 pairs where every second pair is disturbed by 10 % and nothing changed",
+        "false alarms with 10 pairs of unchanged code if every second pair is disturbed by 10 %",
         "{:.1%}",
         "at most 5 %",
         ("disturbed*",),
     ),
     Claim(
-        "headline PASS with 10 pairs where one case of 30 is 20 % slower, recorded launches at three spreads, "
-        "200 comparisons each: most",
+        "wrong headline PASS with 10 pairs if one case of 30 is 20 % slower (largest share of three spreads, 200 "
+        "comparisons of recorded launches each)",
         "{most:.1%}",
         "at most 2 %",
         ("*headed PASS",),
     ),
     Claim(
-        "power for +20 % in one case with one launch of 20 three times slower, relative to none, at a quiet "
-        "and a medium spread",
+        "power for +20 % in one case if one launch of 20 is three times slower, relative to no such launch (quiet, "
+        "medium spread)",
         "{:.0%}, {:.0%}",
         "at least 85 %",
         ("quiet, power*", "medium, power*"),
     ),
-    Claim("false verdicts with such a launch", "{most:.1%}", "at most 5 %", ("*false verdicts",)),
     Claim(
-        "windows of 20 unchanged launches in which `distbench history` reports a change: busy machine; quiet",
+        "false verdicts if one launch of 20 is three times slower", "{most:.1%}", "at most 5 %", ("*false verdicts",)
+    ),
+    Claim(
+        "windows of 20 unchanged launches in which `distbench history` reports a change (busy machine; quiet machine)",
         "{:.1%}; {:.1%}",
         "at most 5 %",
         ("history, busy*", "history, quiet*, unchanged*"),
     ),
     Claim(
-        "a step of 20 % in one case among 20 launches of a quiet machine: placed within one launch",
+        "changes of 20 % in one case that `distbench history` locates within one launch (20 launches, quiet machine)",
         "{:.0%}",
         "at least 70 %",
         ("history, quiet machine, +20 % of one case*",),

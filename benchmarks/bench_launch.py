@@ -23,7 +23,11 @@ dist.destroy_process_group()
 """
 SCENARIO = Path(__file__).parent.parent / "tests" / "data" / "tiny.py"
 
-CLAIMS = (Claim("one launch against a bare torchrun that starts gloo on the same 4 ranks", "{:.2f}x", "at most 1.25x"),)
+CLAIMS = (
+    Claim(
+        "time of a launch relative to a bare torchrun that starts gloo on the same 4 ranks", "{:.2f}x", "at most 1.25x"
+    ),
+)
 
 
 def bare_seconds(folder: Path) -> float:

@@ -42,7 +42,7 @@ CODE = ("benchmarks/*link*.py", "benchmarks/cpu_limit.py", "scenarios/links.py",
 PICTURED = 5  # the rank whose cable is slow in the picture
 CLAIMS = (
     Claim(
-        "8 ranks, two hosts: rank at half speed named, link at half rate named; anything named where nothing is slow",
+        "8 ranks on two hosts: detected ranks at half speed, detected links at half rate; reports if nothing is slow",
         "{:.0f} %, {:.0f} %; {:.0f} % of {:.0f} launches each",
         "95 %, 95 %; 5 %",
         ("links: a rank named", "links: a link named", "links: anything named", "links: launches"),

@@ -47,7 +47,7 @@ CLAIMS = (
         ("models called wrong",),
     ),
     Claim("lines of glue per example", "at most {:.0f}", "under 5", ("most glue",)),
-    Claim("their collectives missing in a path table", "{:.0f}", "0", ("collectives missing",)),
+    Claim("collectives of these examples that a path table lacks", "{:.0f}", "0", ("collectives missing",)),
 )
 
 

@@ -23,7 +23,7 @@ from benchmarks.mutations import GOLDEN, KINDS, SUFFIXES, Mutated, mutated
 IS_LONG = True
 CLAIMS = (
     Claim(
-        "damaged files, 2,000 mutations of each of 6 kinds: tracebacks; nonsense accepted",
+        "damaged files (2,000 mutations of each of 6 kinds): tracebacks; accepted invalid values",
         "{:.0f}; {:.0f}",
         "0; 0",
         ("all kinds together: traceback", "all kinds together: nonsense"),

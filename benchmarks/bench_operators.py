@@ -38,8 +38,8 @@ KINDS = {"first": "first call", "warm": "warm", "anew": "in a new context"}
 MEAN_LIMIT, WORST_LIMIT = 1.5, 3.0
 CLAIMS = (
     Claim(
-        "operators of DTensors under `calibrated_planning` against torch's default, geometric mean: first call, warm, "
-        "on 2x4; 2x2x2",
+        "CPU time of DTensor operators under `calibrated_planning` relative to torch's default, geometric mean: "
+        "first call, warm call on 2x4; on 2x2x2",
         "{:.2f}x, {:.2f}x; {:.2f}x, {:.2f}x",
         "at most 1.5x",
         ("first call, 2x4: geo*", "warm, 2x4: geo*", "first call, 2x2x2: geo*", "warm, 2x2x2: geo*"),

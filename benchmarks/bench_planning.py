@@ -31,13 +31,18 @@ THREE = "; ".join([ONE] * len(CASES))
 
 CLAIMS = (
     Claim(
-        f"planning against torch's min_cost, warm, geometric mean over {NUM_PAIRS} pairs: "
+        f"speed-up of planning over torch's min_cost, warm, geometric mean over {NUM_PAIRS} pairs: "
         + ", ".join(name for name, *_ in CASES),
         THREE,
         "200x, 500x, 1500x",
         ("warm, *",),
     ),
-    Claim("the same, first plan of a tensor (our graph known, no prices)", THREE, "80x, faster, faster", ("first, *",)),
+    Claim(
+        "the same, first plan of a tensor (graph of layouts available, no prices)",
+        THREE,
+        "80x, faster, faster",
+        ("first, *",),
+    ),
     Claim("the same, first plan of a process", THREE, "faster", ("cold, *",)),
     Claim("the same through DTensor, warm, 4x4x4/3-D", ONE, "80x", (f"{HOOK}, *",)),
 )

@@ -30,26 +30,26 @@ KEEP = os.environ.get("DISTBENCH_BENCH_KEEP")
 
 CLAIMS = (
     Claim(
-        "planner chosen by prediction alone against greedy, 8 MB, 8 ranks: 2x4, 2x2x2",
+        "time of the planner chosen by prediction relative to greedy's (8 MB, 8 ranks): 2x4, 2x2x2",
         "{:.2f}, {:.2f}",
         "at most 0.42, 0.35",
         ("*: ours / greedy, *",),
     ),
     Claim("the same, pairs from Partial only", "{:.2f}, {:.2f}", f"at most {FROM_PARTIAL}", ("*: *from Partial",)),
     Claim(
-        "worst pair at 1 MB and above against torch's better planner",
+        "the same, worst pair of 1 MB and above, relative to torch's better planner",
         "{most:.2f}",
         "at most 1.10",
         ("*: worst ours*",),
     ),
     Claim(
-        "predicted against measured time of a plan, median error: 2x4, 2x2x2",
+        "median error of the predicted time of a plan: 2x4, 2x2x2",
         "{:.0%}, {:.0%}",
         "at most 20 %",
         ("*: median |predicted*",),
     ),
     Claim(
-        "plan pairs predicted over 35 % apart that are ranked right",
+        "plan pairs predicted over 35 % apart whose order was predicted correctly",
         "{:.0%}, {:.0%}",
         "at least 95 %",
         ("*: ranked right*",),

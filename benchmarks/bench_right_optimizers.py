@@ -26,7 +26,7 @@ CLAIMS = (
     ),
     Claim("incorrect optimizers not detected (29 mistakes, up to 3 plans)", "{:.0f} of 85", "0", ("mistakes not*",)),
     Claim(
-        "time of the parameter check over that of the gradient check",
+        "time of the parameter check relative to the gradient check",
         "{least:.2f} to {most:.2f}",
         "at most 1",
         ("parameter check over*",),

@@ -123,32 +123,33 @@ STEPS = (
 ALLOWED = {"bf16": 0.05, "cp": 0.15}
 CLAIMS = (
     Claim(
-        "simulated reserved memory, no fit, against torchtitan's published eager runs: error on 8 GPUs, on 128",
+        "error of simulated reserved memory, without fit, for torchtitan's published eager runs: on 8 GPUs, on 128 "
+        "GPUs",
         "{:.1%}, {:.1%}",
         "at most 2 %",
         ("reserved, eager*",),
     ),
     Claim(
-        "the same, nine published runs with compile, seven in float8: largest error",
+        "the same for nine published runs with compile (seven in float8): largest error",
         "{most:.1%}",
         "at most 5 %",
         ("reserved, compile*",),
     ),
     Claim(
-        "simulated tokens/s (matmul rate fitted to one bf16 row, attention to one in float8) against five "
-        "other bf16 rows: largest error",
+        "largest error of simulated tokens/s for five bf16 rows (matmul rate fitted to another bf16 row, attention "
+        "to a float8 row)",
         "{most:.1%}",
         "at most 5 %",
         ("tokens/s, bf16*",),
     ),
     Claim(
-        "the same, two rows of context parallel in float8, two more rates fitted to two others: largest error",
+        "the same for two rows of context parallel in float8 (two more rates fitted to two other rows)",
         "{most:.1%}",
         "at most 15 %",
         ("tokens/s, cp*",),
     ),
     Claim(
-        "pairs of rows over 5 % apart that are simulated in the wrong order",
+        "pairs of rows over 5 % apart with the wrong simulated order",
         "{:.0f}",
         "0",
         ("order*",),

@@ -20,7 +20,7 @@ MOST_FEW_S, MOST_SWEEP_S, NUM_PLANS = 8.0, 300.0, 50
 IS_LONG = True
 CLAIMS = (
     Claim(
-        "predicting a plan of Llama 3 8B from 2 and 4 layers: CPU seconds; sweep of 50 plans: seconds",
+        "prediction of a plan of Llama 3 8B from 2 and 4 layers: CPU time; search of 50 plans: time",
         "{:.1f} s; {:.0f} s",
         "at most 8 s; at most 300 s on 2 cores",
         ("few layers*", "sweep*"),

@@ -22,12 +22,12 @@ FEW = ("--budget", "1", "--check", "none")
 
 CLAIMS = (
     Claim(
-        "traced step of `llama_2d`, `llama_3d` against a bare one, CPU time",
+        "CPU time of a traced step relative to a bare step: `llama_2d`, `llama_3d`",
         "{:.2f}x, {:.2f}x",
         "at most 1.10x",
         ("*a traced step*",),
     ),
-    Claim("their collectives with a known owner", "{least:.0%}", "at least 97 %", ("*owner is known",)),
+    Claim("collectives of these steps with a known owner", "{least:.0%}", "at least 97 %", ("*owner is known",)),
 )
 
 

@@ -44,20 +44,21 @@ CLAIMS = (
         ("identical, *, launches",),
     ),
     Claim(
-        "the same with names drawn again in each pass, 100 times per launch",
+        "the same with names permuted in each pass, 100 times per launch",
         "{:.1%}; {:.1%}; {:.1%}",
         "at most 5 %",
         ("identical, *, names redrawn",),
     ),
     Claim(
-        f"`case.versus` over all pairs of 6 identical collectives, {LAUNCHES} quick launches next to a neighbour that "
-        "is busy for 2 s and idle for 2 s: launches with any verdict; the same with names drawn again in each pass",
+        f"launches with any verdict of `case.versus` over all pairs of 6 identical collectives ({LAUNCHES} quick "
+        "launches, next to a neighbour that is busy for 2 s and idle for 2 s); the same with names permuted in each "
+        "pass",
         "{:.0%}; {:.1%}",
         "at most 5 %",
         ("versus, launches", "versus, names redrawn"),
     ),
     Claim(
-        "variants slower by about 20 %, 10 %: reported slower by a default launch",
+        "variants about 20 %, 10 % slower that a default launch reports as slower",
         "{:.0%}; {:.0%}",
         "at least 95 %; 60 %",
         ("slower by 20 %*", "slower by 10 %*"),
@@ -69,7 +70,10 @@ CLAIMS = (
         ("intervals*",),
     ),
     Claim(
-        "memory of one variant measured first, last and alone: largest difference", "{:.0f} bytes", "0", ("memory*",)
+        "largest difference of the memory of a variant measured first, last and alone",
+        "{:.0f} bytes",
+        "0",
+        ("memory*",),
     ),
 )
 

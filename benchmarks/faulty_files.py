@@ -85,7 +85,7 @@ MADE = (
     made("a link to nothing", "ln -s none x", "report x", "does not exist"),
     made("a file in /proc", "", "report /proc/self/environ", "no distbench run file"),
     made("standard input", "", "report /dev/stdin", "it is a device"),
-    made("an empty folder", "mkdir x", "report x", "holds no run file"),
+    made("an empty folder", "mkdir x", "report x", "has no run file"),
     made(
         "a folder of pipes and loops",
         "mkdir x; mkfifo x/a.jsonl; ln -s b.jsonl x/b.jsonl; ln -s . x/c; cp good.jsonl x",

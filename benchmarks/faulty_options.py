@@ -51,7 +51,7 @@ CALLS = (
     ("a difference to nothing", 'report --diff "$GOLD/steps.jsonl" none.jsonl', "no trace of a step"),
     ("a part that no case has", 'report --paths "$GOLD/steps.jsonl::nothing"', "nothing|--trace-paths"),
     ("no results yet", "report", "no run file under results"),
-    ("a profile into a folder that is not there", "calibrate -o none/p.json", "there is no folder none"),
+    ("a profile into a folder that is not there", "calibrate -o none/p.json", "the folder none does not exist"),
     ("a folder as profile to write", "calibrate -o .", "cannot be written .Is a directory"),
     ("plots into a file", "calibrate --plots afile", "--plots afile is not a folder"),
     ("a placement that nobody knows", f'redistribute "X(0)R" "RR" {SQUARE}', "X"),
@@ -92,7 +92,7 @@ CALLS = (
     (
         "a signature in no folder",
         "signature tp_mlp --quick -o none/x.signature",
-        "there is no folder none",
+        "the folder none does not exist",
     ),
     ("two signatures into one file", "signature tp_mlp cp_attention --quick", "--output-dir DIR"),
     ("signatures into a file", "signature tp_mlp cp_attention --quick -o afile", "afile is not a folder"),

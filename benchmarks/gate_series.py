@@ -5,13 +5,12 @@ The variance is what was measured of 4 gloo ranks
 0.23 to 0.42 contended and 0 to 0.09 idle; a contended launch's minimum varies 2 to 5 times less than its mean.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from distbench.judge.gate_self_test import ORIGIN, RecordedSeries
+from distbench.judge.gate_self_test import RecordedSeries, series_of
 from distbench.records.baselines import read_baseline
 from distbench.records.launches import Value
 
@@ -76,11 +75,7 @@ def shrunk(series: RecordedSeries, spread: float) -> RecordedSeries:
 
 def stored(path: Path) -> RecordedSeries:
     """The launches of a stored baseline, with the cases that all of them measured. Raises as `read_baseline`."""
-    launches = sorted(read_baseline(path), key=lambda launch: launch.started_at)
-    ids = [case_id for case_id in launches[0].cases if all(case_id in launch.cases for launch in launches)]
-    origin = json.dumps({name: launches[0].facts[name] for name in ORIGIN})
-    values = [[launch.cases[case_id] for launch in launches] for case_id in ids]
-    return RecordedSeries(path.stem, tuple(ids), (), origin, values)
+    return series_of(path.stem, sorted(read_baseline(path), key=lambda launch: launch.started_at))
 
 
 def recorded_here() -> RecordedSeries:

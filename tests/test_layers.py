@@ -80,7 +80,7 @@ TORCH_PACKAGES = {"cases", "observe", "plans", "ranks", "redistribute", "torch_p
 TORCH_FILES = {"communication_assertions.py", "simulate/recorded_step.py", "simulate/operator_recorder.py"}
 # Packages that draw or hold frames; each imports pandas and matplotlib inside functions.
 FRAMES = {"cli", "judge", "planning", "records", "report", "search", "show"}
-# Not ours nor torch's, and without a public name (the last two are pytest-benchmark's and transformers').
+# Not ours nor torch's, and without a public name (the last are pytest-benchmark's and transformers').
 NO_PUBLIC_NAME = {
     "_fields",
     "_field_defaults",
@@ -89,6 +89,7 @@ NO_PUBLIC_NAME = {
     "_exit",
     "_benchmarksession",
     "_no_split_modules",
+    "_attn_implementation",
 }
 
 

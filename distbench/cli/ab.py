@@ -29,7 +29,11 @@ from distbench.spec.printable_text import count_text
 @click.argument("ref_b")
 @click.argument("run_arguments", nargs=-1, required=True, metavar="-- SCENARIO... [RUN OPTIONS]")
 @click.option(
-    "--pairs", type=click.IntRange(2, MAX_LAUNCHES), default=20, show_default=True, help="Pairs of launches at most."
+    "--pairs",
+    type=click.IntRange(2, MAX_LAUNCHES),
+    default=20,
+    show_default=True,
+    help="Maximum number of pairs of launches.",
 )
 @click.option(
     "--max-time",
@@ -37,19 +41,19 @@ from distbench.spec.printable_text import count_text
     type=Duration(),
     default=1800.0,
     metavar="TIME",
-    help="Time limit, such as 30s or 5m. No pair starts that would probably end later. [30m]",
+    help="Time limit, such as 30s or 5m. A pair that would probably exceed the limit is not started. [30m]",
 )
 @click.option(
     "--seed", type=click.IntRange(0, 1 << 32), help="Seed of the random order within each pair. [random, printed]"
 )
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
-@click.option("--python-a", metavar="PATH", help="Python of side a, with the torch of side a.")
-@click.option("--python-b", metavar="PATH", help="Python of side b.")
+@click.option("--python-a", metavar="PATH", help="Python executable of side a, with the torch of side a.")
+@click.option("--python-b", metavar="PATH", help="Python executable of side b.")
 @options_of(VerdictOptions, "verdict", "tolerance", "min_launches", "allow_different", "strict")
 @options_of(OutputOptions, "output")
 @click.option("--results", "out", type=PATH, metavar="DIR", help="Results folder. [results/ab/<time>]")
-@dry_run_option("Lists both sides and the limits.")
+@dry_run_option("List both sides and the limits.")
 @quiet_option
 @width_option
 @verbose_option
@@ -74,12 +78,12 @@ def ab(
 ) -> None:
     """Launch two git revisions in turn until the verdict on REF_B against REF_A is decided.
 
-    Each revision is checked out into its own worktree; . is the working tree with its changes. The two launches of a
-    pair run in random order, so that the machine's drift affects both sides equally: use this command on a shared
-    machine. The words after -- are the arguments of distbench run. To compare two torch installations or two settings,
-    give . . and --python-b or --env-b.
+    Each revision is checked out into a separate worktree. The revision . is the working tree with uncommitted changes.
+    The two launches of a pair run in random order, so that the machine's drift affects both sides equally. Use this
+    command on a shared machine. The words after -- are the arguments of distbench run. To compare two torch
+    installations or two settings, give . . and --python-b or --env-b.
 
-    Exit code: that of distbench gate.
+    The exit codes are listed by distbench gate --help.
 
     \b
     Examples:
@@ -113,7 +117,7 @@ def ab(
                 say(side.text(), err=not dry_run)
         if dry_run:
             command = shlex.join(["distbench", "run", *run_arguments])
-            say(f"each launch: {command}\nat most {count_text(pairs, 'pair')} of launches in {max_time_s / 60:.0f} min")
+            say(f"each launch: {command}\nlimits: {count_text(pairs, 'pair')} of launches, {max_time_s / 60:.0f} min")
             return
         progress = progress_lines(quiet)
         progress(f"random order within each pair: --seed {seed}")

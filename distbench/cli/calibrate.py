@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from distbench.spec import Job
 
 HARDWARE = "hardware.json"
-# Passes and timed seconds for a hardware file: several passes over the operators, since one stretch may be slow.
+# Passes and timed seconds for a hardware file: several passes over the operators, because one period may be slow.
 PASSES, OPERATORS_S, STEPS_S = 4, 12.0, 10.0
 SHORT = 10.0  # the factor by which --quick is shorter
 
@@ -54,7 +54,7 @@ SHORT = 10.0  # the factor by which --quick is shorter
 @click.command()
 @mesh_option("[dp_shard=2,tp=2]")
 @device_option
-@quick_option("Few samples too: for a first look, not for planning.")
+@quick_option("Few samples are taken, enough for a first look but not for planning.")
 @out_option
 @click.option(
     "-o",
@@ -62,21 +62,24 @@ SHORT = 10.0  # the factor by which --quick is shorter
     type=PATH,
     metavar="FILE",
     default=Path("profile.json"),
-    help="Output file. It gets the profile. [profile.json]",
+    help="Output file. The file contains the profile. [profile.json]",
 )
 @click.option(
     "--hardware-out",
     type=PATH,
     metavar="FILE",
-    help="The hardware file, for simulate; CPUs only. [hardware.json next to the profile; not written with --quick]",
+    help="Hardware file for simulate, on CPUs only. [hardware.json next to the profile; not written with --quick]",
 )
-@click.option("--only", type=click.Choice(("profile", "hardware")), help="Measure for this one file only.")
+@click.option("--only", type=click.Choice(("profile", "hardware")), help="Write only this file.")
 @click.option(
-    "--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. They show measured points and fitted lines."
+    "--plots",
+    type=PATH,
+    metavar="DIR",
+    help="Draw plots into this folder. The plots show measured points and fitted lines.",
 )
 @timeout_option
 @quiet_option
-@dry_run_option("Lists the cases.")
+@dry_run_option("List the cases.")
 @yes_option
 @format_option("table", "json")
 @width_option
@@ -94,10 +97,10 @@ def calibrate(
 ) -> None:
     """Measure this machine, and write a profile for planning and a hardware file for simulation.
 
-    The profile has every collective over every mesh dim by size, all groups of a mesh dim at once, as DTensor runs it.
-    On CPUs the hardware file has operators on all ranks at once, and small steps: `simulate --hardware FILE` then
-    predicts steps of any plan on this machine. On several hosts (torchrun, srun) the profile also has the groups of
-    other meshes there, one line per shape of group.
+    The profile lists the time of every collective over every mesh dim by size. All groups of a mesh dim run at once, as
+    in DTensor. On CPUs the hardware file lists times of operators that run on all ranks at once, and of small steps.
+    `simulate --hardware FILE` predicts steps of any plan on this machine. On several hosts (torchrun, srun) the profile
+    also lists the process groups of other meshes, one line per group shape.
 
     \b
     Examples:
@@ -160,13 +163,13 @@ def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quie
 
 
 def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: str | None) -> Path | None:
-    """The hardware file's path; None for none."""
+    """The hardware file's path, or None without a hardware file."""
     if only == "profile" and hardware_out is None:
         return None
     if job.device != "cpu" and (hardware_out is not None or only == "hardware"):
         raise UserError(
             f"calibrate measures only collectives on {job.device} devices; remove --hardware-out and --only hardware, "
-            "and simulate on a shipped hardware file"
+            "and use a shipped hardware file"
         )
     if mesh_size(job.mesh) == 1:
         return None  # the profile's own error has the next step
@@ -188,7 +191,7 @@ def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None
 
 
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
-    """Write the profile and its plots; return it as text."""
+    """Write the profile and its plots, and return the profile as text."""
     from distbench.planning.cost_profile import measured_in, profile_of
     from distbench.records.run_file import read_run
     from distbench.report.calibrations import calibration_figures, profile_text
@@ -207,7 +210,7 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
 
 
 def _write_hardware(operators: "Job", steps: "Job", hardware: Path) -> str:
-    """Fit and write the hardware file, whose steps are recorded in a child process; return it as text."""
+    """Fit and write the hardware file, and return it as text. A child process records the steps."""
     from distbench.records.run_file import read_run
     from distbench.simulate.measured_hardware import hardware_text, write_hardware
     from distbench.simulate.recording import record_steps

@@ -39,13 +39,13 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 @click.command()
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @set_option
-@mesh_option("At most 65536 ranks. Default: the scenario's own.")
+@mesh_option("At most 65536 ranks. Default: the scenario's mesh.")
 @quick_option("")
 @click.option("--all", "source", type=click.Choice([*INSTALLS]), help="Check all recipes against a memory size.")
 @click.option(
-    "--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine. With --all."
+    "--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine. Needs --all."
 )
-@click.option("--world", type=int, metavar="N", help="Number of devices (ranks). With --all; default: a node's.")
+@click.option("--world", type=int, metavar="N", help="Number of devices (ranks). Needs --all. [devices of one node]")
 @format_option("table", "json")
 @width_option
 def check(
@@ -58,9 +58,9 @@ def check(
     world: int | None,
     form: str,
 ) -> None:
-    """Check whether plans can work on a mesh of any size, and list every problem; no ranks are started.
+    """Check whether plans can work on a mesh of any size, and list every problem. No ranks are started.
 
-    Exits with 2 if there are problems; with --all, with 1 if a recipe has no plan that fits.
+    The exit code is 2 if there are problems. With --all, the exit code is 1 if a recipe has no plan that fits.
 
     \b
     Examples:
@@ -98,19 +98,19 @@ def check(
 
 
 def check_jobs(jobs: "Sequence[Job]") -> tuple[list[str], int]:
-    """Check the plan of every variant; no rank is started.
+    """Check the plan of every variant without starting ranks.
 
     Returns:
-        Lines for a terminal, the last with the answer, and how many different problems the plans have.
+        Lines for a terminal, with the answer last, and the number of different problems.
 
     Raises:
-        UserError: the child process has no answer.
+        UserError: the child process failed.
     """
     return _lines_of(jobs, _answers(jobs))
 
 
 def _answers(jobs: "Sequence[Job]") -> Any:
-    """For each job a record per variant: its label, problems, and a mesh that works or its size."""
+    """A record per job and variant, with label, problems, and a mesh that works or the size."""
     return ask_child(
         "plan_problems",
         given=[replace(job, device="cpu").to_record() for job in jobs],
@@ -163,14 +163,14 @@ def _answer(variants: Sequence[Mapping[str, Any]], num_problems: int, mesh: str)
         return f"{found}. {f'Use --mesh {mesh} (checked), or change' if mesh else 'Change'} the plan"
     skipped, untried = (sum(bool(variant.get(name)) for variant in variants) for name in ("skipped", "not_tried"))
     notes = [f"{skipped} skipped"] if skipped else []
-    notes += [f"no step was tried for {untried}"] if untried else []
+    notes += [f"no step was run for {untried}"] if untried else []
     return "; ".join([f"OK: no problem in {count_text(len(variants), 'variant')}", *notes])
 
 
 def _size(variant: Mapping[str, Any]) -> str:
     from distbench.show import units
 
-    step = f"no step was tried: {reason}" if (reason := variant["not_tried"]) else variant["step"]
+    step = f"no step was run: {reason}" if (reason := variant["not_tried"]) else variant["step"]
     per_rank = units.size_text(variant["parameter_bytes"])
     return f"{units.count_text(variant['num_parameters'])} parameters, {per_rank} per rank; {step}"
 

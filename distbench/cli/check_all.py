@@ -1,4 +1,5 @@
-"""`distbench check --all SOURCE`: every recipe of a source against a machine's memory, a row each as it is ready."""
+"""`distbench check --all SOURCE`: check every recipe of a source against a machine's memory, and print each row at
+once."""
 
 import json
 import os
@@ -19,7 +20,7 @@ from distbench.spec.mesh import format_mesh
 if TYPE_CHECKING:
     from distbench.spec import Job
 
-SEARCH_S = 40.0  # of the child's processor time: later, no further plan is tried for a row
+SEARCH_S = 40.0  # CPU time of the child, after which no further plan is tried for a row
 ROW_TIMEOUT_S = 300.0
 MAX_REASON = 200  # characters
 MADE_UP = ("@tiny", "@small")
@@ -27,7 +28,7 @@ FITS, TOO_LARGE, INVALID, REJECTED = "fits", "does not fit", "plan invalid", "re
 
 
 def check_all(source: str, choices: tuple[str, ...], hardware_name: str, world: int | None, form: str) -> bool:
-    """Print one row per recipe, in their order; return whether each has a plan that fits.
+    """Print one row per recipe, and return whether every recipe has a plan that fits.
 
     Raises:
         UserError: the source's package is not installed, or the hardware file or a choice is not valid.
@@ -70,7 +71,7 @@ def check_all(source: str, choices: tuple[str, ...], hardware_name: str, world: 
 
 
 def _row(config: str, job: "Job", world: int, hardware: str) -> dict[str, Any]:
-    """Return the child's row with `recipe`, `verdict`, `reason` and `seconds`; a failure is a row, too."""
+    """Return the child's row with `recipe`, `verdict`, `reason` and `seconds`. A failure is also a row."""
     begun = time.monotonic()
     question = {"job": job.to_record(), "world": world, "hardware": hardware, "limit_s": SEARCH_S}
     try:
@@ -96,7 +97,7 @@ def _lines_of(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str]:
     if row["reason"]:
         yield f"    {_cut(row['reason'])}"
     if own := row.get("own_plan"):
-        yield f"    FSDP2 per block, since the recipe's own plan fails: {_cut(own)}"
+        yield f"    checked with FSDP2 per block, because the recipe's plan fails: {_cut(own)}"
     if near := row.get("nearest"):
         options = [
             f"--mesh {format_mesh(near['mesh'])}",
@@ -104,7 +105,7 @@ def _lines_of(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str]:
         ]
         yield f"    nearest plan that fits: {' '.join(options)} ({_gib(near)} GiB)"
     elif row["verdict"] == TOO_LARGE:
-        yield f"    no plan that fits was found within {SEARCH_S:g} s of processor time"
+        yield f"    no fitting plan was found in {SEARCH_S:g} s of CPU time"
 
 
 def _cut(reason: str) -> str:
@@ -134,4 +135,4 @@ def _answer(rows: Sequence[Mapping[str, Any]], is_pass: bool) -> str:
     parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
     plans = f" ({near} with a plan that fits)" if near else ""
     text = f"{', '.join(parts)}{plans}, of {len(rows)} recipes"
-    return f"PASS: {text}" if is_pass else f"FAIL: {text}. Use the reasons above to change a recipe or leave it out"
+    return f"PASS: {text}" if is_pass else f"FAIL: {text}. Change or remove the recipes by the reasons above"

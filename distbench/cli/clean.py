@@ -25,15 +25,15 @@ MAX_LISTED = 15
     metavar="TIME",
     help="Delete only runs older than 12h, 30d or 2w.",
 )
-@dry_run_option("Lists the runs.")
-@click.option("--yes", is_flag=True, help="Answer yes to the question.")
+@dry_run_option("List the runs.")
+@click.option("--yes", is_flag=True, help="Continue without confirmation.")
 @format_option("table", "json")
 def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, form: str) -> None:
-    """Delete old runs with their ranks' logs, after a list and a confirmation.
+    """List old runs, and delete the runs with their ranks' logs after a confirmation.
 
-    All scenarios of one command are one run, and are deleted together. With both --keep and --older-than, a run stays
-    if either keeps it. Baselines, plots, files of other programs and runs that may still be measuring are never
-    deleted.
+    All scenarios of one command are one run and are deleted together. With both --keep and --older-than, a run is
+    deleted only if both options select it. Baselines, plots, files of other programs and runs that may still be
+    measuring are never deleted.
 
     \b
     Examples:
@@ -49,7 +49,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     kept, old = runs_kept_and_deleted(runs, keep, latest)
     if form == "json":
         if not dry_run and not yes:
-            raise UserError("--json has no question; add --dry-run to list the runs, or --yes to delete them")
+            raise UserError("--json has no confirmation; add --dry-run to list the runs, or --yes to delete them")
         names = [[str(file) for file in old_run.run_files] for old_run in old]
         records = [
             {"started": old_run.started_text, "bytes": old_run.num_bytes, "text": old_run.text, "run_files": files}
@@ -77,8 +77,10 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     try:
         is_agreed = yes or click.confirm(f"Delete {summary}?")
     except click.Abort:
-        say("")  # the question has no end of its line
-        raise UserError("nothing was deleted: there was no answer; add --yes to delete without a question") from None
+        say("")  # ends the line of the question
+        raise UserError(
+            "nothing was deleted, because no answer was given; add --yes to delete without confirmation"
+        ) from None
     if not is_agreed:
         say("nothing was deleted")
         return

@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 def compare(paths: tuple[str, ...], verdict: VerdictOptions, chosen: str, out: Path, form: str) -> None:
     """Show two runs side by side, case by case: A, the baseline, and B.
 
-    Each side is a run file or a folder of them; with several per side, write the word vs between the sides. One launch
-    per side is shown with the intervals of its passes and gets no verdict. Several launches per side are compared as
-    distbench gate does, without a tolerance. distbench ab makes such launches.
+    Each side is a run file or a folder of them; with several per side, write the word vs between the sides. With one
+    launch per side, the comparison shows the intervals of its passes and has no verdict. Several launches per side are
+    compared by the statistics of distbench gate, without a tolerance. Use distbench ab to measure several launches per
+    side.
 
-    If a side is simulated, its predicted times are shown next to the other's, with a ratio and no interval.
+    If a side is simulated, the predicted times are shown next to the times of the other side, with a ratio but no
+    interval.
 
-    -v lists the differences of the environment. Runs of different machines, meshes or devices are not compared.
+    -v lists the differences between the environments. Runs of different machines, meshes or devices are not compared.
 
     \b
     Examples:
@@ -52,7 +54,7 @@ def compare(paths: tuple[str, ...], verdict: VerdictOptions, chosen: str, out: P
 
 
 def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions, cases: str = "") -> "SideBySide":
-    """Read and compare two sides. Raise UserError if a path cannot be read or nothing can be compared."""
+    """Return the comparison of two sides. Raise UserError if a path cannot be read or no case can be compared."""
     from distbench.judge.compare_runs import predicted_side_by_side, side_by_side
     from distbench.records.results_folder import collect, with_cases
     from distbench.records.run_file import no_garbage_collection
@@ -68,7 +70,7 @@ def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions, case
 
 
 def text_of(comparison: "SideBySide", form: str) -> str:
-    """Return a comparison in one of the forms of --format."""
+    """Return the text of a comparison in one format of --format."""
     from distbench.judge.compare_runs import blocks_of
     from distbench.report import DATA_FORMS, data_text
     from distbench.show.terminal import shown

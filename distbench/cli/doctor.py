@@ -32,10 +32,10 @@ NEEDED = {"torch version", "torch.distributed", "gloo"}
 def doctor(deep: bool, form: str) -> None:
     """Check this machine: devices, backends, torch, and each private torch name that distbench uses.
 
-    The last line is the answer. -v also lists every check, and the defaults of a pyproject.toml here.
+    The last line is the verdict. -v also lists every check, and the defaults of a pyproject.toml here.
 
     With --deep, also try the features that depend on torch's behaviour: a traced step, simulated steps, each planner.
-    The exit code is 1 if one of them fails with this torch.
+    The exit code is 1 if a feature fails with this torch.
 
     \b
     Examples:
@@ -58,7 +58,8 @@ def doctor(deep: bool, form: str) -> None:
 def examine(deep: bool = False) -> dict[str, Any]:
     """Return facts of the host and of torch, and a list of checks.
 
-    Each has `name`, `ok`, `found` and `advice`; a private torch name also the `feature` that uses it.
+    Each check has `name`, `ok`, `found` and `advice`. A check of a private torch name also has the `feature` that uses
+    the name.
 
     Args:
         deep: also try features that depend on torch's behaviour: a traced step, simulated steps, each planner.
@@ -71,7 +72,7 @@ def examine(deep: bool = False) -> dict[str, Any]:
         checks = [{"name": "torch", "ok": False, "found": str(error), "advice": advice}]
     else:
         outcomes = [check["ok"] for check in checks if check.get("device") == device]
-        ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
+        ok = not num_seen or (bool(outcomes) and all(outcomes))  # torch may have NCCL and no usable device
         advice = "" if ok else f"install a torch built for {built_for(device)}"
         checks += [
             _path_check(),
@@ -101,7 +102,7 @@ def _behaviour_checks() -> list[dict[str, Any]]:
             "name": row["feature"],
             "ok": row["failed"] is None,
             "found": "works" if row["failed"] is None else f"does not work with this torch: {row['failed']}",
-            "advice": f"use {SUPPORTED}, or do without it",
+            "advice": f"use {SUPPORTED}, or do not use this feature",
             "mark": "FAILED",
             "deep": True,
         }
@@ -115,7 +116,7 @@ def _broken(findings: dict[str, Any]) -> list[str]:
 
 
 def check_lines(checks: Sequence[dict[str, Any]]) -> list[str]:
-    """Return one line per check, with advice below each that failed."""
+    """Return one line per check, with advice below each failed check."""
     lines = []
     width = max(len(check["name"]) for check in checks)
     for check in checks:
@@ -150,7 +151,7 @@ def summary_lines(findings: dict[str, Any]) -> list[str]:
         f"{sum(private)} of {len(private)} private names found",
         f"devices: {count_text(count, f'{device} device') if count else f'CPU only, for at most {num_ranks} ranks'}",
         f"launch: ranks on {device} with {known_device(device).backend}; --nodes N uses {launcher_here()}",
-        f"not here: {', '.join(failed) or 'nothing'}{' (-v shows why)' * bool(failed)}",
+        f"missing: {', '.join(failed) or 'nothing'}{' (-v shows why)' * bool(failed)}",
         *(f"warning: {check['name']}: {check['found']}. {check['advice']}" for check in warnings),
         _verdict(findings),
     ]

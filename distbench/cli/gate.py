@@ -13,6 +13,7 @@ from distbench.cli.options import (
     MAX_LAUNCHES,
     MONTH_S,
     PATH,
+    ColumnOptions,
     FiniteRange,
     OutputOptions,
     cases_option,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerdictOptions:
-    """The options of a comparison: `gate` has all of them, `ab` and `compare` some."""
+    """Options of a comparison. `gate` has all options, `ab` and `compare` have a subset."""
 
     tolerance: tuple[str, ...] = option(
         "--tolerance",
@@ -51,20 +52,20 @@ class VerdictOptions:
         default=0.05,
         type=FiniteRange(0, 0.5, min_open=True),
         metavar="P",
-        help="Chance of any false alarm in a comparison, all cases together. [0.05]",
+        help="Probability of a false alarm per comparison, over all cases. [0.05]",
     )
     min_launches: int = option(
         "--min-launches",
         default=5,
         type=click.IntRange(2, MAX_LAUNCHES),
         show_default=True,
-        help="Fewest launches per side for a verdict.",
+        help="Minimum number of launches per side for a verdict.",
     )
     dedicated: bool = option(
         "--dedicated",
         default=False,
         is_flag=True,
-        help="The machine is used by nothing else: launches of different days may fail.",
+        help="Fail even without alternation; for machines that no other program uses.",
     )
     allow_different: tuple[str, ...] = option(
         "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare even if this field differs."
@@ -72,7 +73,7 @@ class VerdictOptions:
     strict: bool = option("--strict", default=False, is_flag=True, help="Exit with 3 if a case is inconclusive.")
 
     def terms(self) -> "Options":
-        """The terms of the comparison. Raise UserError if a tolerance or a field is not valid."""
+        """Return the options of the comparison. Raise UserError if a tolerance or a field is not valid."""
         from distbench.judge.launch_pairs import check_allowed
         from distbench.statistics.verdicts import Options, tolerances_of
 
@@ -92,6 +93,7 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.command()
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
 @options_of(VerdictOptions, "verdict")
+@options_of(ColumnOptions, "numbers")
 @options_of(OutputOptions, "output")
 @cases_option
 @results_option
@@ -102,6 +104,7 @@ def gate(
     ctx: click.Context,
     paths: tuple[str, ...],
     verdict: VerdictOptions,
+    numbers: ColumnOptions,
     output: OutputOptions,
     chosen: str,
     out: Path,
@@ -109,11 +112,14 @@ def gate(
     """Fail if CANDIDATE is slower than BASELINE. One run file is one launch; give several per side.
 
     Each side is folders, run files, quoted patterns, or stored baselines. With more than two paths, write the word vs
-    between the sides. Launches that alternated are compared in pairs. Without alternation a slowdown is at
-    most a warning, unless the machine is --dedicated.
+    between the sides. Launches of alternating sides are compared in pairs. Without alternation a slowdown is only a
+    warning, unless --dedicated is given.
+
+    Files of other tools are judged too: tables with a row per number (CSV, JSON lines, Parquet; --case and --value name
+    the columns), nccl-tests -J, pytest-benchmark's JSON, vLLM's JSON, and torchtitan's log.
 
     The last lines are the answer (FAIL, UNKNOWN, INCONCLUSIVE or PASS) and the next command. The answer is INCONCLUSIVE
-    if an undecided case was measured slower than the tolerance.
+    if an undecided case was measured slower than the tolerance, or may be slower than three times the tolerance.
 
     Exit code: 0 pass or inconclusive, 1 regression, 2 usage error, 3 inconclusive under --strict,
     4 not comparable, missing, failed, or nothing measured, 70 internal error of distbench.
@@ -123,6 +129,7 @@ def gate(
       distbench gate base/ new/
       distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance p10=5%
       distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
+      distbench gate base.csv new.csv --launch run --case op,size --value time_us --pair run
     """
     if not paths:
         raise UserError(f"gate compares two sides: {USAGE}")
@@ -134,7 +141,8 @@ def gate(
 
     options, warnings = verdict.terms(), list[str]()
     named = zip(("baseline", "candidate"), sides_of(paths, results=out), strict=True)
-    left, right = with_cases([read_side(side, name, warnings) for name, side in named], chosen)
+    columns = numbers.columns()
+    left, right = with_cases([read_side(side, name, warnings, columns) for name, side in named], chosen)
     gated = judge(left, right, options, warnings)
     output.show(lambda form: gate_text.FORMS[form](gated, verdict.strict))
     ctx.exit(gated.exit_code(verdict.strict))
@@ -143,12 +151,12 @@ def gate(
 def sides_of(
     paths: Sequence[str], usage: str = USAGE, results: Path = Path("results")
 ) -> tuple[list[Path], list[Path]]:
-    """Return the baseline's and the candidate's paths. Raise UserError if these are not clear, or match no file."""
+    """Return the baseline's and the candidate's paths. Raise UserError if the sides are ambiguous or match no file."""
     from distbench.records.results_folder import named_runs
 
     has_word = "vs" in paths
     if not has_word and len(paths) > 2:
-        unclear = f"{len(paths)} paths are given, and which are the candidate's is not clear"
+        unclear = f"{len(paths)} paths do not show where the candidate's begin"
         raise UserError(f"{unclear}; write the word vs between the two sides: {usage}")
     end = paths.index("vs") if has_word else 1
     left, right = paths[:end], paths[end + has_word :]
@@ -171,7 +179,7 @@ def baseline() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 def save(paths: tuple[str, ...], out: Path) -> None:
-    """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
+    """Store run files as baselines under OUT/baselines/MACHINE/, replacing baselines of the same scenario and mesh.
 
     \b
     Example:
@@ -213,7 +221,7 @@ def list_baselines(out: Path, form: str) -> None:
         optional = ("saved at", "commit", "cases")
         say(terminal.text_of([Table(f"baselines under {out / BASELINES}:", columns, rows, optional=optional)]))
     else:
-        say_lines([f"No baseline is in {out / BASELINES}. Next: distbench baseline save RUN"])
+        say_lines([f"No baselines under {out / BASELINES}. Next: distbench baseline save RUN"])
 
 
 @baseline.command()

@@ -8,8 +8,10 @@ import click
 
 from distbench.cli.options import (
     PATH,
+    ColumnOptions,
     cases_option,
     format_option,
+    options_of,
     say,
     scenario_names,
     verbose_option,
@@ -20,23 +22,31 @@ from distbench.spec.errors import UserError
 
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
-@click.option("--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
+@click.option(
+    "--results",
+    "runs",
+    type=PATH,
+    metavar="DIR",
+    default=Path("results"),
+    help="Results folder. It may be a file of another tool. [results]",
+)
+@options_of(ColumnOptions, "numbers")
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. They show each case's times.")
 @cases_option
 @format_option("table", "json")
 @width_option
 @verbose_option
-def history(case: str, runs: Path, plots: Path | None, chosen: str, form: str) -> None:
+def history(case: str, runs: Path, numbers: ColumnOptions, plots: Path | None, chosen: str, form: str) -> None:
     """Show each case's times over launches and commits, and when they changed.
 
     CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp". The default
-    is every case; -k chooses among them. Only launches that are comparable with the newest one of their scenario are
-    used. If commits alternated, launches of one commit are shown together.
+    is every case. -k selects cases by id. Launches that are not comparable with the newest launch of their scenario are
+    ignored. If commits alternated, launches of one commit are shown together.
 
-    A change is reported where one cut explains more of a case's scatter than launches in random order do, over all
-    cases of the scenario together (5 %); -v prints that threshold. A change of all cases together is tested separately,
-    because machines drift. It takes 18 launches; so does a scenario of fewer than 5 cases. The last line is the
-    distbench ab command that decides whether the commit or the machine changed.
+    A change is reported if a split of a case's launches into before and after explains more variance than a split of
+    shuffled launches would (5 % chance of a false alarm per scenario). -v prints the threshold. A change of all cases
+    together is tested separately, because machines drift. This test needs 18 launches, as do scenarios of fewer than 5
+    cases. The last line is the distbench ab command that decides whether the commit or the machine changed.
 
     \b
     Example:
@@ -47,17 +57,19 @@ def history(case: str, runs: Path, plots: Path | None, chosen: str, form: str) -
     from distbench.records.launches import with_cases
 
     warnings: list[str] = []
-    launches = read_side([runs], "--results", warnings)
+    launches = read_side([runs], "--results", warnings, numbers.columns())
     if not launches:
         why = f" ({warnings[0]})" if warnings else ""
-        raise UserError(f"--results {runs} holds no run file{why}; give a folder that distbench run wrote to")
+        raise UserError(f"--results {runs} has no run file{why}; give a folder that distbench run wrote to")
     [launches] = with_cases([launches], chosen)
     series, notes = series_of(launches, case)
     if not series:
         case_ids = sorted({name for launch in launches for name in launch.cases})
         scenarios = ", ".join(sorted({launch.scenario for launch in launches}))
         cases = f"cases such as {', '.join(case_ids[:3]) or '-'}"
-        raise UserError(f"no measured case or scenario matches {case!r}; there are scenarios {scenarios}, and {cases}")
+        raise UserError(
+            f"no measured case or scenario matches {case!r}; use one of the scenarios {scenarios}, or {cases}"
+        )
     if plots:
         try:
             for path in draw(series, plots):

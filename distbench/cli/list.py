@@ -26,7 +26,7 @@ from distbench.spec.printable_text import clean, count_text
 
 INDENT = "    "
 LABEL_WIDTH = 12
-# Question that scenarios answer to their tags; a scenario is listed under its first question.
+# Question to the tags of scenarios that answer the question. A scenario is listed under its first question.
 QUESTIONS = {
     "How fast is this machine? (distbench calibrate)": {"calibrate"},
     "Which plan fits a large model? (distbench simulate, tune)": {"real-size"},
@@ -47,14 +47,14 @@ OWN = "Your scenarios"
     type=PATH,
     metavar="DIR",
     default=Path("results"),
-    help="Results folder. With a SCENARIO, its last run is looked up there. [results]",
+    help="Results folder. The last run of a SCENARIO is read from this folder. [results]",
 )
 @width_option
 def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
     """List the shipped scenarios by the question that they answer, one line each.
 
-    A SCENARIO is described in full: its axes and their values, its parameters, its cases, and how long its last run
-    here took. A file of several scenarios is listed.
+    With a SCENARIO, show its description, mesh, tags, axes, parameters and last run. For a file of several scenarios,
+    list the scenarios.
 
     \b
     Examples:
@@ -83,7 +83,7 @@ def _question(entry: Entry) -> str:
 
 
 def _table(entries: Sequence[Entry]) -> str:
-    """Names with their first sentence, by question; laid out here, since rich takes long to import."""
+    """Names with their first sentence, by question. This does not use rich, whose import is slow."""
     by_question: dict[str, list[Entry]] = {}
     for entry in entries:
         by_question.setdefault(_question(entry), []).append(entry)
@@ -137,7 +137,7 @@ def _wrapped(line: str, indent: str) -> list[str]:
 
 
 def _values(params: Mapping[str, Any]) -> list[str]:
-    """`name = value` for each; an axis has all of its values."""
+    """Lines such as `name = value`. An axis has all values."""
     width = max(map(len, params), default=0)
     return [
         f"{name:<{width}} = {', '.join(map(str, value)) if isinstance(value, tuple) else repr(value)}"
@@ -146,7 +146,7 @@ def _values(params: Mapping[str, Any]) -> list[str]:
 
 
 def _last_run(entry: Entry, out: Path) -> str:
-    # Reading run files takes longer to import than the table of scenarios takes.
+    # Imported here, because this import takes longer than the table of scenarios.
     from distbench.records.results_folder import newest_finished
 
     run = newest_finished(out, entry.name)

@@ -1,4 +1,4 @@
-"""The group of commands, each imported when it is used, and the defaults of options in [tool.distbench].
+"""The group of commands, which are imported at the first use, and the defaults of options in [tool.distbench].
 
 A `UserError` is one sentence and exit code 2.
 """
@@ -18,8 +18,8 @@ from distbench.spec.errors import INTERRUPTED, USER_ERROR, UserError, nearest
 from distbench.spec.printable_text import cut
 from distbench.version import __version__
 
-# Old names of options, which no help shows and which work for one release: command, or () for every command, to an
-# option's old name, and the words that mean the same now.
+# Old names of options, which are hidden in help texts and work for one release: command, or () for every command, to
+# old name, to new words.
 OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     (): {"--out": ("--results",), "--runs": ("--results",)},
     ("ab",): {"--budget": ("--max-time",)},
@@ -29,7 +29,7 @@ OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
 }
 # Old names of commands, which work for one release.
 OLD_COMMANDS = {"plan": "redistribute", "sweep": "tune"}
-# Old options of gate to the command that they are now.
+# Old options of gate to the new command.
 OLD_MODES = {
     ("--signature", "--update"): ("signature", "update"),
     ("--signature",): ("signature", "check"),
@@ -37,7 +37,7 @@ OLD_MODES = {
 }
 # `distbench signature SCENARIO` is signature write SCENARIO.
 SIGNATURE_WORDS = ("write", "check", "update", "-h", "--help")
-# Commands that are short for another one with options.
+# Commands that abbreviate another command with options.
 SHORT = {"preflight": ("run", "links", "--fail-on-outlier"), "trace": ("run", "--trace-paths", "--show-paths")}
 # Commands whose function in cli/ has another name.
 FUNCTIONS = {
@@ -48,7 +48,7 @@ FUNCTIONS = {
     "preflight": "run",
     "trace": "run",
 }
-# `distbench --help`: heading to command to its file in cli/ and its sentence.
+# `distbench --help`: heading to command to (file in cli/, sentence).
 SECTIONS = {
     "Measure": {
         "run": ("run", "Measure scenarios: collectives, redistributions, training steps."),
@@ -58,13 +58,13 @@ SECTIONS = {
     },
     "Read": {
         "report": ("report", "Show measured runs: tables, a page, plots, traced paths."),
-        "history": ("history", "Show cases over launches and commits, and when they changed."),
+        "history": ("history", "Show each case's times over launches and commits, and detect changes."),
         "export": ("report", "Write runs in another tool's format."),
     },
     "Compare": {
         "compare": ("compare", "Show two runs side by side, case by case."),
         "gate": ("gate", "Fail if a candidate is slower than a baseline, for CI."),
-        "signature": ("signature", "Write, check and update what steps communicate, exactly, for git."),
+        "signature": ("signature", "Write, check and update signatures: the exact communication of steps, for git."),
         "baseline": ("gate", "Save, list and show stored baselines."),
         "self-test": ("self_test", "Measure the error rates of gate on this machine."),
     },
@@ -73,10 +73,10 @@ SECTIONS = {
         "check": ("check", "Check whether plans can work on a mesh of any size, without ranks."),
         "simulate": ("simulate", "Predict the time and memory of a step on other hardware."),
         "tune": ("sweep", "Recommend a parallelism plan for N devices, predicted or measured."),
-        "redistribute": ("plan", "Show how each planner redistributes a tensor, and the best planner."),
+        "redistribute": ("plan", "Compare the planners for one redistribution."),
     },
     "Machine": {
-        "preflight": ("run", "Check nodes for slow ranks and links: exit 0 none, 1 slow, 3 unknown."),
+        "preflight": ("run", "Check nodes for slow ranks and links. Exit code: 0 none, 1 slow, 3 unknown."),
         "doctor": ("doctor", "Check this machine: devices, backends, torch."),
         "clean": ("clean", "Delete old runs after a confirmation."),
     },
@@ -84,7 +84,7 @@ SECTIONS = {
 
 
 def under_new_names(words: Sequence[str]) -> list[str]:
-    """Return a command line's words, command first, with old names of options replaced and a warning for each.
+    """Return the words of a command line with present names for old names, and print a warning per old name.
 
     Words after `--` belong to another command.
     """
@@ -115,7 +115,7 @@ def under_new_names(words: Sequence[str]) -> list[str]:
 
 
 def _of_former_gate(words: Sequence[str]) -> list[str]:
-    """Return `signature check A B` for `gate --signature A B`, with a warning; likewise for the rest of OLD_MODES."""
+    """Return `signature check A B` for `gate --signature A B`, with a warning; the same applies to all OLD_MODES."""
     options = words[: words.index("--")] if "--" in words else words
     for old, command in OLD_MODES.items() if words[:1] == ["gate"] else ():
         if {*old} <= {*options}:
@@ -125,33 +125,38 @@ def _of_former_gate(words: Sequence[str]) -> list[str]:
 
 
 def _refuse_more_than_links(words: Sequence[str]) -> None:
-    """Refuse the run of `distbench preflight SCENARIO`: its verdict is on links."""
+    """Refuse `distbench preflight SCENARIO`, because the verdict is on links."""
     run = main.commands["run"]
     context = click.Context(run, ignore_unknown_options=True, resilient_parsing=True)
     _, *others = run.make_parser(context).parse_args([*words[1:]])[0]["scenarios"]
     if names := [word for word in others if not word.startswith("-")]:
-        raise UserError(f"preflight measures links and takes no scenario {names[0]}. Use distbench run {names[0]}")
+        raise UserError(
+            f"preflight measures only links and rejects the scenario {names[0]}. Use distbench run {names[0]}"
+        )
 
 
 def _refuse_scenario(words: Sequence[str]) -> None:
-    """Refuse `distbench redistribute SCENARIO`: a parallelism plan is wanted, not a tensor's redistribution."""
+    """Refuse `distbench redistribute SCENARIO`, because a scenario needs a parallelism plan, not a redistribution."""
     from distbench.spec import list_entries
 
     name = words[1] if len(words) > 1 else ""
     if ".py" in name or name in {entry.name for entry in list_entries() if name}:
-        raise UserError(f"{name} is a scenario. Use distbench tune {name} to find its best plan, or check to test it")
+        raise UserError(
+            f"{name} is a scenario. Use distbench tune {name} to find the best plan, or distbench check "
+            f"{name} to test the plan"
+        )
 
 
 class WholeSentences(click.Group):
-    """A group whose help gives each command's first sentence, however long."""
+    """A group whose help shows the whole first sentence of each command."""
 
     def sections(self) -> dict[str, dict[str, str]]:
-        """Return heading to command to its sentence."""
+        """Return the sentence of each command, by heading and command."""
         texts = {name: " ".join(str(command.help).split()) for name, command in self.commands.items()}
         return {"Commands": {name: text.partition(". ")[0].rstrip(".") + "." for name, text in texts.items()}}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections, all sentences in one column."""
+        """Write the sections with all sentences in one column."""
         sections = self.sections()
         width = max(len(name) for commands in sections.values() for name in commands)
         for heading, commands in sections.items():
@@ -160,7 +165,7 @@ class WholeSentences(click.Group):
 
 
 class CommandFiles(UserDict[str, Any]):
-    """Commands by name, or their files, which are imported when a command is first used: `--help` pays for none."""
+    """Commands by name. A command's file is imported at the first use, which keeps `--help` fast."""
 
     def __getitem__(self, name: str) -> click.Command:
         if isinstance(file := self.data[name], str):
@@ -175,17 +180,17 @@ class CommandFiles(UserDict[str, Any]):
 
 
 class Commands(WholeSentences):
-    """The command line's own group: it turns a `UserError` into its message and exit code 2."""
+    """The command line's group, which prints the message of a `UserError` and exits with 2."""
 
     def sections(self) -> dict[str, dict[str, str]]:
-        """Return the sentences of SECTIONS."""
+        """Return the sentence of each command from SECTIONS."""
         return {
             heading: {name: sentence for name, (_, sentence) in commands.items()}
             for heading, commands in SECTIONS.items()
         }
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the chosen command with the project's own defaults."""
+        """Run the chosen command with the project's defaults."""
         try:
             with stopped_as_interrupt():
                 ctx.default_map = dict(defaults_for(self).of_commands)
@@ -203,7 +208,7 @@ class Commands(WholeSentences):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command and its words, with options under their present names."""
+        """Return the command and its words, with present names of options."""
         return super().resolve_command(ctx, under_new_names(args))
 
 
@@ -214,7 +219,7 @@ class Commands(WholeSentences):
 )
 @click.version_option(__version__, prog_name="distbench")
 def main() -> None:
-    """Benchmark distributed PyTorch: the cost of a parallelism plan on this hardware, and of each part of it.
+    """Measure the cost of parallelism plans for distributed PyTorch on this hardware.
 
     \b
     Example:
@@ -228,14 +233,14 @@ def main() -> None:
 main.params.append(color_option(hidden=False))
 
 
-# Defaults of options in a project's pyproject.toml: a key at the top of [tool.distbench] is for every command with
-# such an option, one in [tool.distbench.COMMAND] for that command alone, and one in [tool.distbench.suite.NAME] for
-# `run @NAME`. The command line wins.
+# Defaults of options in a project's pyproject.toml: keys of [tool.distbench] apply to every command with such an
+# option, keys of [tool.distbench.COMMAND] to one command, and keys of [tool.distbench.suite.NAME] to `run @NAME`. The
+# command line overrides defaults.
 
 _TABLE, SUITE, _MAX_BYTES = "tool.distbench", "suite", 1 << 20
 # Options that have no defaults.
 _NEVER = {"help", "version", "yes"}
-# ab and sweep have their own folders within the results.
+# ab and tune have separate folders in the results folder.
 NOT_COMMON = {"ab": {"results"}, "tune": {"results"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]
 
@@ -246,7 +251,7 @@ class Suite:
 
     Args:
         scenarios: names, files or file::name.
-        options: parameter of run to value, as click's `default_map` has it.
+        options: `default_map` of click for `run`, from parameter to value.
     """
 
     scenarios: tuple[str, ...]
@@ -258,10 +263,10 @@ class Defaults:
     """A project's defaults.
 
     Args:
-        file: its pyproject.toml; None where there is none with such a table.
-        given: key to value, as written; the table of one command is a mapping.
-        of_commands: command to parameter to value, as click's `default_map` has it.
-        suites: by name.
+        file: the pyproject.toml, or None if no file has the table.
+        given: contents of the table, key to value. The table of a command is a mapping.
+        of_commands: `default_map` of click, from command to parameter to value.
+        suites: name to suite.
     """
 
     file: Path | None = None
@@ -270,7 +275,7 @@ class Defaults:
     suites: Mapping[str, Suite] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """`out = results`, and `gate.tolerance = 10%` of a command's table."""
+        """Return lines such as `out = results`, and `gate.tolerance = 10%` from a command's table."""
         return list(_lines(self.given))
 
 
@@ -285,11 +290,11 @@ def _lines(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
 def defaults_for(group: click.Group) -> Defaults:
     """Return the defaults for the current folder.
 
-    They are those of the nearest pyproject.toml that has the table, from that folder up to the git root; outside of a
-    repository, of that folder alone. Paths in it are relative to its folder.
+    The nearest pyproject.toml with the table is used, from the current folder up to the git root. Outside of a
+    repository, only the current folder is searched. Paths are relative to the folder of the pyproject.toml.
 
     Raises:
-        UserError: the file is not valid TOML, or has an unknown option, or a value that the option does not take.
+        UserError: the file is not valid TOML, or has an unknown option or an invalid value.
     """
     folders = [Path.cwd(), *Path.cwd().parents]
     root = next((number for number, folder in enumerate(folders) if (folder / ".git").exists()), 0)
@@ -302,11 +307,11 @@ def defaults_for(group: click.Group) -> Defaults:
 
 
 def suite_of(group: click.Group, name: str) -> Suite:
-    """Return the suite of that name of the current folder's pyproject.toml. Raise UserError without one."""
+    """Return a suite by its name from the nearest pyproject.toml. Raise UserError if the suite does not exist."""
     defaults = defaults_for(group)
     if name not in defaults.suites:
         how = f"write [{_TABLE}.{SUITE}.{name or 'NAME'}] with scenarios = [...] into pyproject.toml"
-        others = f"there are {', '.join(f'@{other}' for other in defaults.suites)}" if defaults.suites else how
+        others = f"use {', '.join(f'@{other}' for other in defaults.suites)}" if defaults.suites else how
         raise UserError(f"@{name} is not a suite; {others}")
     return defaults.suites[name]
 
@@ -343,7 +348,7 @@ def _table_of(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path} is not valid TOML: {error}; correct that line") from error
     table = tools.get("distbench") if isinstance(tools, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise UserError(f"{path}: {_TABLE} is not a table; write [{_TABLE}], and below it one default per line")
+        raise UserError(f"{path}: {_TABLE} is not a table; write [{_TABLE}] and one default per line below")
     return table
 
 
@@ -367,7 +372,7 @@ def _of_commands(group: click.Group, given: Mapping[str, Any], path: Path) -> di
 
 
 def new_key(name: str, where: Path | str) -> str:
-    """Return the present name of a default or keyword, with a warning where `name` is an old one of every command."""
+    """Return the present name of a default or keyword, and print a warning if `name` is an old name."""
     new = OLD_NAMES[()].get(f"--{name}", (f"--{name}",))[0].removeprefix("--")
     if new != name:
         say_once(f"warning: {where}: {name} is an old name. Use {new}.")
@@ -408,25 +413,25 @@ def _put(defaults: dict[str, Any], commands: _Leaves, key: str, value: Any, path
 
 
 def _names_of(parameter: click.Parameter) -> set[str]:
-    """The long names without dashes; none for a parameter that takes no default."""
+    """The long names without dashes, or no name for a parameter without a default."""
     names = {name.removeprefix("--") for name in parameter.opts if name.startswith("--")}
     return set() if names & _NEVER or not isinstance(parameter, click.Option) else names
 
 
 def _fitting(command: click.Command, option: click.Parameter, value: Any, folder: Path) -> Any:
-    """The value as the option takes it; click.BadParameter or ValueError where the option does not."""
+    """The value in the form of the option. Raise click.BadParameter or ValueError if the value is not valid."""
     if isinstance(option, click.Option) and option.is_flag:
         expected, fits = "true or false", isinstance(value, bool)
     elif getattr(option, "multiple", False):
         value = [value] if isinstance(value, str) else value
-        expected = "a text, or a list of texts"
+        expected = "a string, or a list of strings"
         fits = isinstance(value, list) and all(isinstance(text, str) for text in value)
     elif option.type.name == "duration":
         expected, fits = "a duration such as 30s", isinstance(value, int | float | str) and not isinstance(value, bool)
     elif option.type.name.startswith(("integer", "float")):
         expected, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
     else:
-        expected, fits = "a text", isinstance(value, str)
+        expected, fits = "a string", isinstance(value, str)
     if not fits:
         raise ValueError(f"{value!r} is not {expected}")
     if isinstance(option.type, click.Path) and folder != Path.cwd():

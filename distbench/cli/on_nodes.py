@@ -23,17 +23,17 @@ ASKS_FOR_GPUS = re.compile(r"-G|--(gpus|gres|tres-per)")  # of sbatch
 
 
 class KeepsArguments(click.Command):
-    """A command whose words are kept in the context, to be given again elsewhere."""
+    """A command that stores its words in the context, for a launch on other nodes."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words, then parse them."""
+        """Store the words, then parse the words."""
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """On which nodes a command runs, and what starts it there."""
+    """Nodes and launcher of a command."""
 
     nodes: int | None = option("--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Run on N nodes.")
     launcher: str | None = option(
@@ -47,19 +47,19 @@ class NodeOptions:
         metavar="M",
         help="Ranks per node. [number of devices here, or from --mesh]",
     )
-    launcher_args: str = option("--launcher-args", default="", metavar="WORDS", help="Further words for the launcher.")
+    launcher_args: str = option("--launcher-args", default="", metavar="WORDS", help="More arguments for the launcher.")
 
 
-# Options of run that name nodes; True: they take a value.
+# Options of run for nodes. True if the option has a value.
 WHERE = {word: True for node_option in fields(NodeOptions) for word in node_option.metadata["names"]}
 WHERE["--dry-run"] = False
 
 
 def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joined: bool) -> int:
-    """Launch the command of this context on nodes, or only print how; return the exit code.
+    """Launch the command of this context on nodes, or only print the launch; return the exit code.
 
     Raises:
-        UserError: ranks that cannot be counted or do not fit the mesh, or a launcher that is not here.
+        UserError: the number of ranks is unknown or does not fit the mesh, or the launcher is not installed.
     """
     from distbench.launch import nodes, slurm
     from distbench.records.machine import slug
@@ -67,11 +67,11 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     from distbench.spec.job import parse_choices, variants_of
 
     if is_joined:
-        raise UserError("--nodes launches ranks, and this process is a rank of a launcher already; leave it out")
+        raise UserError("--nodes does not work in a process that a launcher started; leave out --nodes")
     num_nodes, launcher = where.nodes or 1, where.launcher or nodes.launcher_here()
-    # An unknown scenario or axis is rejected before a job waits for its nodes; TorchX's image may have other files.
+    # An unknown scenario or axis is rejected before a job waits for nodes. An image of TorchX may have other files.
     entries = [entry for target in request.targets for entry in find(target)] if launcher != "torchx" else []
-    if len(entries) == 1:  # with several, an axis may be of some of them
+    if len(entries) == 1:  # with several scenarios, an axis may belong to some scenarios
         variants_of(entries[0], parse_choices(request.choices, entries[0].params), False)
     device, ranks_per_node = _ranks_per_node(request, num_nodes, where.ranks_per_node)
     target = request.targets[0]
@@ -79,8 +79,8 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     try:
         extra = tuple(shlex.split(where.launcher_args))
     except ValueError as error:
-        problem = f"--launcher-args {where.launcher_args!r} is not closed ({error})"
-        raise UserError(f"{problem}; quote it as for a shell") from error
+        problem = f"--launcher-args {where.launcher_args!r} is not valid shell syntax ({error})"
+        raise UserError(f"{problem}; quote the words as for a shell") from error
     launch = nodes.NodeLaunch(
         arguments=without_where(click.get_current_context().meta[ARGUMENTS]),
         num_nodes=num_nodes,
@@ -92,10 +92,10 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
         timeout_s=request.timeout_s,
     )
     is_device_known = request.device or device != "cpu" or any(map(ASKS_FOR_GPUS.match, extra))
-    # Where no Slurm answers, nodes may have GPUs too.
+    # If Slurm does not respond, nodes may also have GPUs.
     if launcher == "slurm" and not is_device_known and (have_gpus := slurm.has_gpus()) is not False:
-        nodes_have = ", and nodes of this cluster have GPUs" if have_gpus else ""
-        problem = f"the job requests no GPUs, since this machine has none{nodes_have}"
+        nodes_have = ", but nodes of this cluster have GPUs" if have_gpus else ""
+        problem = f"the job requests no GPUs, because this machine has no GPUs{nodes_have}"
         say(f"distbench: warning: {problem}. Give --device ({ANY_ACCELERATOR}), or --device cpu", err=True)
     text_of, run = {
         "torchrun": (nodes.torchrun_lines, nodes.run_by_torchrun),
@@ -115,7 +115,7 @@ def _plugin_launcher(name: str) -> tuple[Callable[..., str], Callable[..., int]]
 
 
 def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return a command's words without the options of WHERE."""
+    """Return the words of a command without the options of WHERE."""
     kept, skip = [], False
     for word in arguments:
         name, has_value, _ = word.partition("=")
@@ -129,7 +129,7 @@ def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | None) -> tuple[str, int]:
-    """The type of device, and ranks per node: as given, from the mesh, or as many as there are devices here."""
+    """The type of device and the ranks per node, from the option, the mesh or the number of devices here."""
     from distbench.records.machine import accelerator_here
     from distbench.spec import find, format_mesh
     from distbench.spec.mesh import mesh_size
@@ -143,10 +143,12 @@ def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | No
     if ranks_per_node is None:
         total = max(sizes)
         if len(sizes) > 1 or total % num_nodes:
-            problem = f"{format_mesh(meshes[0])} has {total} ranks, which {num_nodes} nodes do not share evenly"
-            raise UserError(f"{problem if len(sizes) == 1 else 'scenarios of several sizes'}; give --ranks-per-node")
+            problem = f"{format_mesh(meshes[0])} has {total} ranks, which is not divisible by {num_nodes} nodes"
+            problem = problem if len(sizes) == 1 else "the scenarios have different numbers of ranks"
+            raise UserError(f"{problem}; give --ranks-per-node")
         ranks_per_node = total // num_nodes
     if mesh and mesh_size(mesh) != num_nodes * ranks_per_node:
-        problem = f"--mesh {format_mesh(mesh)} has {mesh_size(mesh)} ranks, {num_nodes} nodes of {ranks_per_node} have"
-        raise UserError(f"{problem} {num_nodes * ranks_per_node}; give sizes that multiply to that")
+        on_nodes = f"but {num_nodes} nodes of {ranks_per_node} ranks have {num_nodes * ranks_per_node}"
+        problem = f"--mesh {format_mesh(mesh)} has {mesh_size(mesh)} ranks, {on_nodes}"
+        raise UserError(f"{problem}; change --mesh or --ranks-per-node")
     return device, ranks_per_node

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -25,22 +25,25 @@ from distbench.spec.file_io import write_whole
 from distbench.spec.plugins import plugin_names
 from distbench.spec.printable_text import printable
 
+if TYPE_CHECKING:
+    from distbench.records.foreign_numbers import NumberColumns
+
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 MONTH_S = 30 * 86_400.0  # the longest duration of a command
 MAX_LAUNCHES = 100_000
 MESH_HELP = "Mesh, such as dp_shard=2,tp=2."
-# Each has a function in judge/gate_text.py and in judge/communication_signature.py.
+# Each format has a function in judge/gate_text.py and in judge/communication_signature.py.
 FORMS = ("table", "markdown", "json", "junit", "github")
-# Seconds for which a process keeps the name of a sentence that it printed, for ranks that start or fail a little later.
+# Seconds for which a process reserves a sentence that it printed, for ranks that start or fail a little later.
 STAYS_S = 1.0
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds; nan and inf, which pass every comparison with a limit, are rejected."""
+    """A finite number within bounds. click.FloatRange accepts nan and inf."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; click.BadParameter where the text is not a number, or out of bounds."""
+        """Return the number. Raise click.BadParameter if the text is not a number or is out of bounds."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -48,18 +51,18 @@ class FiniteRange(click.FloatRange):
 
 
 class PluginChoice(click.Choice[str]):
-    """Names of distbench and of installed plug-ins, which are looked for only when a value is given or completed."""
+    """Names of distbench and of installed plug-ins. Plug-ins are searched only to validate or complete a value."""
 
     def __init__(self, group: str, names: Iterable[str]) -> None:
         super().__init__(tuple(names))
         self._group = group
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name; click.BadParameter where no package provides it."""
+        """Return the name. Raise click.BadParameter if no package provides the name."""
         return value if value in self.choices else str(self._all().convert(value, param, ctx))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        """Return the names that begin with a text."""
+        """Return the names that begin with `incomplete`."""
         return self._all().shell_complete(ctx, param, incomplete)
 
     def _all(self) -> click.Choice[str]:
@@ -67,11 +70,11 @@ class PluginChoice(click.Choice[str]):
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """A time such as 30s, 5m, 2h or 30d, converted to seconds; a bare number is seconds.
+    """A time such as 30s, 5m, 2h or 30d, converted to seconds. The unit of a bare number is seconds.
 
     Args:
-        least_s: the smallest duration that is valid.
-        most_s: the largest.
+        least_s: the shortest valid duration in seconds.
+        most_s: the longest valid duration in seconds.
     """
 
     name = "duration"
@@ -81,7 +84,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         self.least_s, self.most_s = least_s, most_s
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds; click.BadParameter for a text that is not a duration, or is out of bounds."""
+        """Return the seconds. Raise click.BadParameter if the text is not a duration or is out of bounds."""
         parts = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?([a-z]*)", str(value).strip().lower())
         if parts is None or parts[2] not in self.UNITS_S:
             self.fail(f"{value!r} is not a duration; give seconds, or a number with s, m, h, d or w: 30s, 5m, 2h.")
@@ -94,17 +97,17 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 
 def option(*names: str, default: Any = None, **of_click: Any) -> Any:
-    """Declare a field of a dataclass as an option; `of_click` are keywords of `click.option`."""
+    """Declare a field of a dataclass as an option. `of_click` are keywords of `click.option`."""
     return field(default=default, metadata={"names": names, **of_click})
 
 
 def options_of(kind: type, argument: str, *names: str) -> Callable[[F], F]:
-    """Give a command the options that a dataclass declares, and hand it one object of that class.
+    """Add the options that a dataclass declares to a command, which gets one object of the dataclass.
 
     Args:
         kind: a dataclass whose fields are made by `option`.
-        argument: the keyword argument of the command that takes the object.
-        names: the fields that are options of this command; none for all. The others keep their defaults.
+        argument: the keyword argument of the command for the object.
+        names: the fields that are options of this command (default: all). Other fields have their defaults.
     """
     chosen = [option_field for option_field in fields(kind) if not names or option_field.name in names]
 
@@ -124,7 +127,7 @@ def options_of(kind: type, argument: str, *names: str) -> Callable[[F], F]:
 
 
 class FormatOption(click.Option):
-    """`--format FORM`, of which `--json` is a short form."""
+    """`--format FORM`, with `--json` as a short form of `--format json`."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Add both spellings."""
@@ -138,7 +141,7 @@ class FormatOption(click.Option):
 
 
 def format_option(*forms: str) -> Callable[[F], F]:
-    """Add --format, whose first form is the default; the command is handed it as `form`."""
+    """Add --format as the argument `form`. The first form is the default."""
     return click.option(
         "--format",
         "form",
@@ -150,43 +153,47 @@ def format_option(*forms: str) -> Callable[[F], F]:
 
 
 def results_option(command: F) -> F:
-    """Add --results to a command that only reads runs; the command is handed the folder as `out`."""
+    """Add --results as the argument `out` to a command that only reads runs."""
     return click.option(
         "--results",
         "out",
         type=PATH,
         metavar="DIR",
         default=Path("results"),
-        help="Results folder. Names of runs (last, @LABEL, a commit) are looked up there. [results]",
+        help="Results folder. Names of runs (last, @LABEL, a commit) refer to this folder. [results]",
     )(command)
 
 
 def cases_option(command: F) -> F:
-    """Add -k; the command is handed the expression as `chosen`, "" for every case."""
+    """Add -k as the argument `chosen`, an expression or "" for every case."""
     return click.option(
-        "-k", "chosen", default="", metavar="EXPR", help='Only cases whose id matches, such as -k "greedy and not f32".'
+        "-k", "chosen", default="", metavar="EXPR", help='Select cases by id, such as -k "greedy and not f32".'
     )(command)
 
 
 def set_option(command: F) -> F:
-    """Add --set; the command is handed the texts as `choices`."""
+    """Add --set as the argument `choices`, a tuple of NAME=VALUE."""
     return click.option(
-        "--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set an axis or parameter; A,B tries each."
+        "--set",
+        "choices",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set an axis or parameter. A,B sets several values.",
     )(command)
 
 
 def quick_option(description: str) -> Callable[[F], F]:
-    """Add --quick; `description` follows its first sentence."""
+    """Add --quick. `description` follows the first sentence of the help."""
     return click.option("--quick", is_flag=True, help=f"Quick sizes. {description}".rstrip())
 
 
 def dry_run_option(description: str) -> Callable[[F], F]:
-    """Add --dry-run; `description` follows its first sentence."""
+    """Add --dry-run. `description` follows the first sentence of the help."""
     return click.option("--dry-run", is_flag=True, help=f"Start and delete nothing. {description}".rstrip())
 
 
 def mesh_option(description: str) -> Callable[[F], F]:
-    """Add --mesh; `description` follows its first sentence. The command is handed mesh dim name to size, or None."""
+    """Add --mesh as the argument `mesh`, from mesh dim to size, or None. `description` follows the first sentence."""
 
     def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, int] | None:
         from distbench.spec import parse_mesh
@@ -202,12 +209,12 @@ def assume_option(command: F) -> F:
         "--assume",
         multiple=True,
         metavar="MODULES=VALUE",
-        help="What modules choose ('uniform', a file of loads), or a number that they read.",
+        help="Assumed choices of modules, such as expert loads: 'uniform', a file of loads, or a number.",
     )(command)
 
 
 def width_option(command: F) -> F:
-    """Add --width, which the command itself is not given."""
+    """Add --width, which is not an argument of the command."""
 
     def set_width(ctx: click.Context, param: click.Parameter, width: int | None) -> None:
         from distbench.show.terminal import ask_width
@@ -225,7 +232,7 @@ def width_option(command: F) -> F:
 
 
 def color_option(hidden: bool = True) -> click.Option:
-    """Return --color: an option of `distbench`, and hidden of every command."""
+    """Return --color: a visible option of `distbench`, and a hidden option of every command."""
     from distbench.show.color import CHOICES, choose_color
 
     return click.Option(
@@ -235,12 +242,12 @@ def color_option(hidden: bool = True) -> click.Option:
         expose_value=False,
         hidden=hidden,
         callback=lambda ctx, parameter, choice: choose_color(choice) if choice else None,
-        help="Colour of verdicts. [auto: on a terminal, unless NO_COLOR is set]",
+        help="Colour verdicts. [auto: on a terminal, unless NO_COLOR is set]",
     )
 
 
 def verbose_option(command: F) -> F:
-    """Add --verbose, which the command itself is not given."""
+    """Add --verbose, which is not an argument of the command."""
 
     def set_verbose(ctx: click.Context, param: click.Parameter, verbose: bool) -> None:
         from distbench.show.terminal import show_notes
@@ -253,17 +260,17 @@ def verbose_option(command: F) -> F:
 
 
 def quiet_option(command: F) -> F:
-    """Add -q to a command that shows progress and prints a result; the command is handed it as `quiet`."""
-    return click.option("-q", "--quiet", is_flag=True, help="Print errors only; with --json also the result.")(command)
+    """Add -q as the argument `quiet` to a command that prints progress and a result."""
+    return click.option("-q", "--quiet", is_flag=True, help="Print only errors; with --json also the result.")(command)
 
 
 def progress_lines(quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a line of progress on standard error, or with --quiet nothing."""
+    """Return a function that prints a line of progress on standard error, or prints nothing if `quiet`."""
     return lambda line: None if quiet else say(line, err=True)
 
 
 def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the shipped scenarios, each with its summary; files where none begins so."""
+    """Complete names of shipped scenarios, with summaries; without a match, complete files."""
     from distbench.spec import list_entries
 
     entries = [entry for entry in list_entries() if entry.name.startswith(incomplete)]
@@ -275,9 +282,9 @@ def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: s
 
 
 def given() -> dict[str, str]:
-    """Return the parameters that the command line gives, by name, as it writes them.
+    """Return the parameters on the command line, from name to the word for messages.
 
-    Without defaults of [tool.distbench], and without options that any output may need.
+    Defaults of [tool.distbench] and options that suit any output are left out.
     """
     ctx = click.get_current_context()
     return {
@@ -291,14 +298,14 @@ def given() -> dict[str, str]:
 
 
 def refuse_with(mode: str, *parameters: str) -> None:
-    """Raise UserError if one of the parameters is given, which `mode` ignores."""
+    """Raise UserError if the command line has one of the parameters, because `mode` ignores them."""
     for name, word in given().items():
         if name in parameters:
             raise UserError(f"{word} does not go with {mode}; leave one of them out")
 
 
 def refuse_without(needed: str, *parameters: str) -> None:
-    """Raise UserError if one of the parameters is given, which has no effect without `needed`."""
+    """Raise UserError if the command line has one of the parameters, because they have no effect without `needed`."""
     for name, word in given().items():
         if name in parameters:
             raise UserError(f"{word} has no effect without {needed}; add {needed}, or leave {word} out")
@@ -308,7 +315,8 @@ def refuse_without(needed: str, *parameters: str) -> None:
 
 
 def expanded(paths: Sequence[str]) -> list[Path]:
-    """Expand patterns that a shell has not; a path that exists is taken by its name. A pattern must match a file."""
+    """Expand patterns that the shell did not expand, except names of existing paths. Raise UserError without a
+    match."""
     files: list[Path] = []
     for text in paths:
         is_pattern = glob.has_magic(text) and not Path(text).exists()
@@ -320,9 +328,9 @@ def expanded(paths: Sequence[str]) -> list[Path]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written before something is measured for it; no new file is left."""
+    """Raise UserError if a file cannot be written. No new file is created."""
     if not path.resolve().parent.is_dir():
-        missing = f"there is no folder {path.parent}; make it, or give another file"
+        missing = f"the folder {path.parent} does not exist; create the folder, or give another file"
         raise UserError(f"{option} {path} cannot be written: {missing}")
     is_new = not path.exists()
     try:
@@ -334,13 +342,11 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def make_folder(path: Path, option: str) -> None:
-    """Make a folder that may be there already, or raise a UserError."""
+    """Create a folder, which may exist already. Raise UserError if the folder cannot be created."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{option} {path} is not a folder and cannot be made: {error.strerror}; give another"
-        ) from error
+        raise UserError(f"{option} {path} cannot be created: {error.strerror}; give another folder") from error
 
 
 def write(path: Path, content: str | bytes, mode: str = "w") -> None:
@@ -356,15 +362,16 @@ def write(path: Path, content: str | bytes, mode: str = "w") -> None:
 
 
 def new_folder(kind: str, out: Path | None = None) -> Path:
-    """Return `out`, or a folder of this moment below results/; it need not exist yet, and holds no file.
+    """Return `out`, or a folder below results/ named by the current time. The folder has no files and may not exist
+    yet.
 
     Raises:
-        UserError: `out` is a file, or holds files.
+        UserError: `out` is a file, or a folder with files.
     """
     folder = out or Path("results") / kind / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--results {folder} is not a folder; give another, or a new one")
-    # Empty folders are what a launch that could not work leaves behind.
+        raise UserError(f"--results {folder} is not a folder; give a new folder")
+    # A failed launch leaves empty folders behind.
     if any(path.is_file() for path in folder.rglob("*")):
         raise UserError(f"--results {folder} is not empty; give a new folder, so that only these launches are compared")
     return folder
@@ -374,7 +381,7 @@ def new_folder(kind: str, out: Path | None = None) -> Path:
 
 
 def say_lines(lines: Iterable[str], indent: str = "    ") -> None:
-    """Print sentences within the width of the screen, broken at spaces; columns are kept only where all lines fit."""
+    """Print lines, wrapped at spaces to the width of the screen. Columns are preserved only if all lines fit."""
     from distbench.show.terminal import width_here, wrap
 
     all_lines, width = list(lines), width_here()
@@ -384,7 +391,7 @@ def say_lines(lines: Iterable[str], indent: str = "    ") -> None:
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print lines without characters that a terminal or a CI system would obey; severities and verdicts in colour.
+    """Print lines without control characters of terminals and CI systems, with severities and verdicts in colour.
 
     Data and Markdown (`--format`) have no colour. Errors in writing to standard error (`err`) are ignored.
     """
@@ -400,7 +407,7 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
 
 
 def _for_screen(text: str) -> str:
-    """Sentences broken at spaces where standard error is a terminal; in a log each keeps its line."""
+    """Lines wrapped at spaces if standard error is a terminal; unchanged in a log."""
     from distbench.show.terminal import width_of, wrap
 
     width = width_of(sys.stderr)
@@ -410,10 +417,10 @@ def _for_screen(text: str) -> str:
 
 
 def say_once(text: str) -> None:
-    """Print a sentence on standard error, unless another rank of this launch on this host has just printed it.
+    """Print a sentence on standard error, unless another rank of this launch on this host just printed the sentence.
 
-    The rank that prints it holds a name, an abstract socket of Linux, which goes with the process. Elsewhere every rank
-    prints it.
+    The printing rank binds an abstract socket of Linux, which closes with the process. On other systems every rank
+    prints.
     """
     from distbench.launch.rendezvous import joined_ranks
 
@@ -439,8 +446,28 @@ def say_once(text: str) -> None:
 
 
 @dataclass(frozen=True)
+class ColumnOptions:
+    """Which numbers are judged of files that distbench did not write."""
+
+    launch_column: str | None = option("--launch", metavar="COLUMN", help="Table: the launch. [a file is one launch]")
+    case_column: str | None = option("--case", metavar="COLUMN,...", help="Table: the case, such as op,size.")
+    value_column: str | None = option("--value", metavar="COLUMN", help="Table: the numbers; tool: its metric.")
+    better: str | None = option("--better", type=click.Choice(("lower", "higher")), help="Better numbers. [lower]")
+    pair_column: str | None = option(
+        "--pair", metavar="COLUMN", help="Table: equal on both sides of a pair; 'file': files of the same name."
+    )
+    unit: str | None = option("--unit", metavar="UNIT", help="Table: unit, or its column. [of the column's name]")
+
+    def columns(self) -> "NumberColumns":
+        """The columns of the files."""
+        from distbench.records.foreign_numbers import NumberColumns
+
+        return NumberColumns(*(getattr(self, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True)
 class OutputOptions:
-    """In which forms a verdict is printed and written."""
+    """Formats in which a verdict is printed and written."""
 
     form: str = option(
         "--format", default="table", cls=FormatOption, type=click.Choice(FORMS), help="What to print. [table]"
@@ -456,7 +483,7 @@ class OutputOptions:
     )
 
     def files(self) -> list[tuple[str, Path]]:
-        """Parse `["junit=gate.xml"]` to forms and files. Raise UserError for a text that is not FORMAT=FILE."""
+        """Return formats and files, parsed from texts such as "junit=gate.xml". Raise UserError for other texts."""
         files = []
         for text in self.write_to:
             form, equals, path = text.partition("=")
@@ -466,11 +493,11 @@ class OutputOptions:
         return files
 
     def show(self, render: Callable[[str], str], quiet: bool = False) -> None:
-        """Print and write the text that `render` returns for each chosen form; with `quiet` no table is printed."""
+        """Print and write the text of `render` for each chosen format. With `quiet`, no table is printed."""
         files = self.files()
         forms = [] if quiet and self.form == "table" else [self.form]
         for form in (*forms, *(["github"] if self.github and self.form != "github" else [])):
-            # Annotations are commands to GitHub; no other form may hold any.
+            # Annotations are commands to GitHub. Other formats must not contain such commands.
             (click.echo if form == "github" else say)(render(form))
         for form, path in files:
             write(path, render(form) + "\n")

@@ -20,8 +20,8 @@ from distbench.spec.mesh import MAX_RANKS
 @click.argument("source", required=False)
 @click.argument("target", required=False)
 @click.option("--shape", required=True, metavar="N,...", help="Shape of the full tensor, such as 4096,4096.")
-@click.option("--dtype", default="bf16", show_default=True, help="f64, f32, bf16 or f16.")
-@click.option("--mesh", required=True, metavar="DIM=N,...", help=f"{MESH_HELP} Also 2x4, without names.")
+@click.option("--dtype", default="bf16", show_default=True, help="Data type: f64, f32, bf16 or f16.")
+@click.option("--mesh", required=True, metavar="DIM=N,...", help=f"{MESH_HELP} 2x4 is a mesh without names.")
 @click.option("--profile", type=PATH, metavar="FILE", help="Cost profile. Default: torch's own constants.")
 @click.option(
     "--devices-per-host",
@@ -31,7 +31,7 @@ from distbench.spec.mesh import MAX_RANKS
 )
 @click.option("--picture", type=PATH, metavar="FILE", help="Also draw the path into this .png or .svg file.")
 @format_option("table", "json")
-@click.option("--all-pairs", is_flag=True, help="Every ordered pair of layouts instead of SOURCE and TARGET.")
+@click.option("--all-pairs", is_flag=True, help="Plan every ordered pair of layouts, instead of SOURCE and TARGET.")
 @width_option
 def plan(
     source: str | None,
@@ -44,8 +44,8 @@ def plan(
 ) -> None:
     """Show how each planner would redistribute a tensor from SOURCE to TARGET, its cost, and which planner to use.
 
-    No ranks are started. SOURCE and TARGET are placements in torch's notation, one per mesh dim: R, S(0), P(sum), and
-    S(0)[1]S(0)[0] if the second mesh dim cuts first.
+    No ranks are started. SOURCE and TARGET are placements in torch's notation, one per mesh dim: R, S(0), P(sum).
+    S(0)[1]S(0)[0] shards over the second mesh dim first.
 
     \b
     Examples:
@@ -60,7 +60,7 @@ def plan(
     setting = setting_of(profile_path=profile, **of_setting)
     if all_pairs:
         if source or picture:
-            raise UserError("--all-pairs takes neither SOURCE and TARGET nor --picture; leave one of them out")
+            raise UserError("--all-pairs does not go with SOURCE, TARGET or --picture; leave one of them out")
         with display_for("plan", quiet=False) as display:
             text = plan_all_pairs(setting, form, display.event)
     elif source is None or target is None:

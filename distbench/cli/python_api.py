@@ -1,6 +1,6 @@
-"""The commands for Python and notebooks: `run`, `load` and `compare`, with the commands' own options by keyword.
+"""The commands for Python and notebooks: `run`, `load` and `compare`, with the commands' options as keywords.
 
-Each call goes through its command, so that options, defaults of [tool.distbench], messages and results are the same.
+Each call runs the command, so that options, defaults of [tool.distbench], messages and results are the same.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class TextResult:
-    """Text for a terminal that a notebook shows as tables.
+    """A text that is printed on a terminal, and shown as tables in a notebook.
 
     Args:
-        render: returns it in a form, "table" or "markdown".
+        render: function from the format, "table" or "markdown", to the text.
     """
 
     def __init__(self, render: Callable[[str], str]) -> None:
@@ -40,14 +40,14 @@ class TextResult:
 
     @cached_property
     def markdown(self) -> str:
-        """As GitHub Markdown."""
+        """The text as GitHub Markdown."""
         return self._render("markdown")
 
     def __repr__(self) -> str:
         return self._text
 
     def html(self) -> str:
-        """As tables, with the notebook's own styles."""
+        """Return HTML tables, styled by the notebook."""
         from markdown_it import MarkdownIt
 
         return str(MarkdownIt("commonmark", {"html": False}).enable("table").render(self.markdown))
@@ -57,7 +57,7 @@ class TextResult:
 
 
 class Report(TextResult):
-    """The report of some runs: prints as text, shows as tables in a notebook."""
+    """The report on some runs, which is printed as text, and shown as tables in a notebook."""
 
 
 class ComparedRuns(TextResult):
@@ -73,11 +73,11 @@ class ComparedRuns(TextResult):
 
 
 class Runs(Sequence["Runs"]):
-    """Runs that were measured or loaded, one per scenario and launch; an item is a Runs object too.
+    """Measured or loaded runs, one per scenario and launch. An item is also a Runs object.
 
     Args:
         paths: their run files.
-        exit_code: that of the command: 0 if every case is ok or skipped, else 1.
+        exit_code: 0 if every case is ok or skipped, else 1.
     """
 
     def __init__(self, paths: Iterable[Path], exit_code: int = 0) -> None:
@@ -92,7 +92,7 @@ class Runs(Sequence["Runs"]):
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
-        """One row per case, as `report --format csv` gives it and more; its columns are in docs/run-file.md."""
+        """One row per case, with all columns of docs/run-file.md."""
         from distbench.records.dataframe import frame_of
 
         return frame_of(self._read)
@@ -103,14 +103,15 @@ class Runs(Sequence["Runs"]):
         return [run.scenario for run in self._read]
 
     def report(self, **options: Any) -> Report:
-        """The report on these runs; `options` are those of `distbench report`, such as `page="report.html"`."""
+        """Return the report on these runs. `options` are options of `distbench report`, such as
+        `page="report.html"`."""
         words = [str(path) for path in self.paths]
         command = report_command.report
         files = {name for option in command.params if isinstance(option.type, click.Path) for name in _keywords(option)}
         without_files = {name: value for name, value in options.items() if name not in files}
 
         def render(form: str) -> str:
-            """Write files and print warnings in the first form alone."""
+            """Return the report's text. Only the first call writes files and prints warnings."""
             is_first = form == "table"
             with (
                 contextlib.redirect_stdout(io.StringIO()) as printed,
@@ -129,7 +130,7 @@ class Runs(Sequence["Runs"]):
         if isinstance(key, str):
             chosen = [run.path for run in self._read if run.scenario == key]
             if not chosen:
-                raise KeyError(f"no run of {key!r}; there are {', '.join(self.scenarios)}")
+                raise KeyError(f"no run of {key!r}; use one of {', '.join(self.scenarios)}")
         else:
             chosen = self.paths[key] if isinstance(key, slice) else [self.paths[key]]
         return Runs(chosen, self.exit_code)
@@ -146,12 +147,12 @@ def run(*scenarios: str, **options: Any) -> Runs:
 
     Args:
         scenarios: names, files, or file::name.
-        options: those of `distbench run` by their long names, `_` for `-`: `quick=True`, `mesh={"tp": 2}`,
-            `set={"hidden": [1024, 4096]}`, `budget="30s"`, `results="results"`.
+        options: options of `distbench run` by their long names with `_` for `-`, such as `quick=True`, `mesh={"tp":
+        2}`, `set={"hidden": [1024, 4096]}`, `budget="30s"`, `results="results"`.
 
     Raises:
-        UserError: the caller can fix it; `distbench run` ends with exit code 2 then.
-        KeyboardInterrupt: it was interrupted; finished cases are in its files.
+        UserError: the caller can fix the error, for which `distbench run` exits with 2.
+        KeyboardInterrupt: the run was interrupted. The run files contain the finished cases.
     """
     exit_code, context = _called(run_command.run, scenarios, options)
     ending = run_command.ending_of(context)
@@ -164,27 +165,27 @@ def run(*scenarios: str, **options: Any) -> Runs:
 
 
 def load(*paths: str | Path) -> Runs:
-    """Run files, and folders of them, that are there already.
+    """Return runs from run files and folders of run files.
 
     Raises:
-        UserError: there is none, or a named file cannot be read.
+        UserError: no path is given, or a path cannot be read.
     """
     from distbench.records.results_folder import collect
 
     if not paths:
-        raise UserError("load needs a run file or a folder of them, such as results")
+        raise UserError("load needs a run file or a folder of run files, such as results")
     return Runs(run.path for run in collect(tuple(map(Path, paths)), None)[0])
 
 
 def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:
-    """Two sides side by side, as `distbench compare` does.
+    """Compare two sides as `distbench compare` does.
 
     Args:
-        a: the baseline: a run file or folder, several of them, or Runs; likewise `b`.
-        options: those of `distbench compare` by their long names, `_` for `-`.
+        a: the baseline, as a run file or folder, a sequence of paths, or Runs. b: the candidate.
+        options: options of `distbench compare` by their long names with `_` for `-`.
 
     Raises:
-        UserError: a path cannot be read, or nothing of one side can be compared with the other.
+        UserError: a path cannot be read, or the sides have no comparable case.
     """
     words = [*map(str, _paths_of(a)), "vs", *map(str, _paths_of(b))]
     from distbench.records.results_folder import named_runs
@@ -217,7 +218,7 @@ def _called(command: click.Command, words: Sequence[str], options: Mapping[str, 
 
 
 def _context(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> click.Context:
-    """The command's words and options, parsed and checked as the command line's are."""
+    """The context with words and options, which are parsed and checked as on the command line."""
     name = str(command.name)
     argv = [*_option_words(command, options), "--", *words]
     try:
@@ -227,14 +228,15 @@ def _context(command: click.Command, words: Sequence[str], options: Mapping[str,
 
 
 def _option_words(command: click.Command, options: Mapping[str, Any]) -> Iterator[str]:
-    """Keywords as the command line has them; of a mapping each item, where the option may be given several times."""
+    """Options of the command line from keywords. An option that may be repeated is repeated per item of a mapping or
+    list."""
     by_keyword = {
         name: option for option in command.params if isinstance(option, click.Option) for name in _keywords(option)
     }
     for given_name, value in options.items():
         name = new_key(given_name, str(command.name))
         if (option := by_keyword.get(name)) is None:
-            raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(by_keyword))}")
+            raise UserError(f"{name!r} is not an option of {command.name}; use one of {', '.join(sorted(by_keyword))}")
         word = max(option.opts, key=len)
         values = [f"{key}={_text(item)}" for key, item in value.items()] if isinstance(value, Mapping) else value
         if option.is_flag:
@@ -256,7 +258,7 @@ def _keywords(option: click.Parameter) -> list[str]:
 
 
 def _show_options(function: Callable[..., Any], command: click.Command) -> None:
-    """Have help() and notebooks list the command's options as keywords, in the place of `**options`."""
+    """Make help() and notebooks list the command's options as keywords instead of `**options`."""
     kinds = inspect.Parameter
     *positional, _ = inspect.signature(function).parameters.values()
     visible = [option for option in command.params if not getattr(option, "hidden", False)]

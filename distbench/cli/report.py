@@ -32,22 +32,22 @@ MAX_NAMED = 3
 @click.command()
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
 @format_option("table", "markdown", "csv", "json")
-@click.option("--page", type=PATH, metavar="FILE", help="Write all of it as one HTML page.")
-@click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. As PNG and SVG.")
+@click.option("--page", type=PATH, metavar="FILE", help="Write the whole result as one HTML page.")
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. The formats are PNG and SVG.")
 @click.option(
     "--reproducers",
     type=PATH,
     metavar="DIR",
-    help="Also write a stand-alone script into this folder per cause of wrong or broken redistributions.",
+    help="Also write a stand-alone script per cause of wrong or broken redistributions into this folder.",
 )
 @click.option("--paths", is_flag=True, help="Show the cost of each path in the steps of run --trace-paths.")
 @click.option("--chrome", type=PATH, metavar="FILE", help="With --paths: also write one trace for Perfetto.")
 @click.option(
-    "--diff", nargs=2, type=PATH, metavar="A B", help="Show what traced step A communicates more or less than B."
+    "--diff", nargs=2, type=PATH, metavar="A B", help="Show the differences in communication between two traced steps."
 )
-@click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
+@click.option("--group-by", metavar="COLUMN,...", help="Summarise cases by these columns instead of listing cases.")
 @click.option(
-    "--label", default="", metavar="TEXT", help="Label of the runs. Shows all runs of run --label TEXT, as @TEXT does."
+    "--label", default="", metavar="TEXT", help="Label of the runs. Show all runs with this label, as @TEXT does."
 )
 @cases_option
 @click.option("--full", is_flag=True, help="Show every table of every scenario instead of the summary.")
@@ -57,7 +57,7 @@ MAX_NAMED = 3
     type=PATH,
     metavar="DIR",
     default=Path("results"),
-    help="Results folder. The latest run and names of runs are looked up there. [results]",
+    help="Results folder. RUN names and the latest run refer to this folder. [results]",
 )
 @verbose_option
 @width_option
@@ -76,15 +76,14 @@ def report(
     full: bool,
     out: Path,
 ) -> None:
-    """Show measured runs: a summary first; without RUN, of every scenario of the latest `distbench run`.
+    """Show the summary of measured runs. The default RUN is last, with every scenario of the latest `distbench run`.
 
-    A RUN is a run file, a folder of run files, last, last~1, @LABEL or a commit. It may also be the name of a scenario:
-    then its own tables are shown; --full shows those of all. Runs with more than torch's two planners, such as those of
-    redistribute_lab, get a summary of the time that greedy wastes, the predictions of min_cost that fail, and better
-    choices.
+    A RUN is a run file, a folder of run files, last, last~1, @LABEL or a commit. The name of a scenario shows the
+    tables of the scenario. --full shows all tables. For runs with more than torch's two planners, such as runs of
+    redistribute_lab, the summary shows the time that greedy wastes, wrong predictions of min_cost, and better choices.
 
-    With --paths a RUN may be RUN::PART, with a part of the id of one case, such as the variant's name. A and B of
-    --diff may be RUN::PART too: two runs, or two variants of one run. A + in the result is more in A than in B.
+    With --paths or --diff, RUN::PART selects the case whose id contains PART, such as the name of a variant. --diff
+    compares two runs, or two variants of one run. In the result, + marks communication that is larger in A than in B.
 
     \b
     Examples:
@@ -104,7 +103,7 @@ def report(
     if diff:
         refuse_with("--diff", *(given().keys() - {"diff", "page", "form", "out"}))
     elif paths:
-        refuse_with("--paths, where RUN::PART chooses cases", "chosen")
+        refuse_with("--paths, for which RUN::PART selects cases", "chosen")
         refuse_with("--paths", "reproducers", "full")
     else:
         refuse_without("--paths", "chrome")
@@ -129,7 +128,7 @@ def report(
         from distbench.records.run_file import no_garbage_collection
         from distbench.report import render
 
-        # Looking for garbage among all records again and again is a sixth of a long report. Figures do leave some.
+        # Garbage collection over all records takes a sixth of the time of a long report. Figures need collection.
         with nullcontext() if plots or page else no_garbage_collection():
             result = render(runs, out, form, plots, by, page, reproducers, full, again, chosen)
     for sentence in result.warnings:
@@ -138,7 +137,7 @@ def report(
 
 
 def _reads_folder(runs: tuple[Path, ...]) -> bool:
-    """Whether run files are looked for in the results folder: where no RUN is a file or folder."""
+    """Whether run files are searched in the results folder, because no RUN is a file or folder."""
     from distbench.records.results_folder import is_run_name, is_scenario_name
 
     return all(is_run_name(run) or is_scenario_name(run) for run in runs)
@@ -157,7 +156,11 @@ def _command(runs: tuple[Path, ...], out: Path, label: str, chosen: str = "") ->
 @click.argument("form", metavar="FORMAT", type=PluginChoice("exporters", EXPORTS))
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Output file, or a new folder. Default: standard output."
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    help="Output file. Folder formats need a new folder. Default: standard output.",
 )
 @results_option
 def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) -> None:
@@ -166,17 +169,16 @@ def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) ->
     \b
     FORMAT                  read by
     pytest-benchmark        pytest-benchmark compare
-    customSmallerIsBetter,  github-action-benchmark: times or rates
+    customSmallerIsBetter,  github-action-benchmark
       customBiggerIsBetter
-    pytorch                 PyTorch's benchmark database, schema v3
+    pytorch                 PyTorch's benchmark database v3
     openmetrics             node_exporter's textfile collector
-    parquet                 pandas, DuckDB: a row per case and launch
+    parquet                 pandas: row per case and launch
     nccl-tests              readers of nccl-tests' -J (folder)
     tensorboard             tensorboard --logdir (folder)
     wandb                   wandb sync (folder)
     mlflow                  mlflow ui (SQLite file)
-    run                     distbench report: a file of nccl-tests (-J) as
-                            a run file
+    run                     distbench (from nccl-tests -J)
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`distbench run`: scenarios to jobs, jobs to run files, run files to the first screen."""
+"""`distbench run`: jobs of scenarios, run files of jobs, and the summary."""
 
 import contextlib
 import datetime
@@ -52,25 +52,25 @@ if TYPE_CHECKING:
 
 
 LIST_TIMEOUT_S = 600.0
-# Settings that an earlier run must share to predict how long this one takes.
+# Settings that an earlier run must share for the estimate of wall time.
 DECIDE_TIME = ("budget_s", "max_case_s", "max_samples", "iterations_per_sample", "check")
 MAX_REASON = 300  # characters
 # Exit codes of --fail-on-outlier, as those of `gate --strict`: an unknown outcome is not a success.
 SLOW, UNKNOWN = 1, 3
-ONLY_LINKS = "--fail-on-outlier and --against need scenario links, which {}; run scenario links"
+ONLY_LINKS = "--fail-on-outlier and --against need scenario links, which {}; add links to the scenarios"
 # Parameters that do not change the measurement: --resume accepts them.
 BESIDE_RESUME = ("resume", "form", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
 
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """Options of scenario links: an earlier run, and whether a slow link fails the command."""
+    """Options of scenario links: an earlier run, and failure for a slow link."""
 
     fail_on_outlier: bool = option(
         "--fail-on-outlier",
         default=False,
         is_flag=True,
-        help="Exit with 1 if a rank, host or link is slow, with 3 if that is unknown.",
+        help="Exit with 1 if a rank, host or link is slow, with 3 if the verdict is unknown.",
     )
     against: Path | None = option(  # noqa: RUF009 - it makes a field
         "--against", type=PATH, metavar="RUN", help="Compare links with this earlier run."
@@ -79,13 +79,13 @@ class LinkOptions:
 
 @dataclass
 class Ending:
-    """How the command ended, for a caller in Python.
+    """The end of a command, for a caller in Python.
 
     Args:
-        run_files: of its jobs.
-        message: why it ended with another exit code than 0.
-        is_refusal: whether the message is on something that the user can fix.
-        missing: which of several scenarios were not measured.
+        run_files: run files of the jobs.
+        message: the reason for an exit code other than 0.
+        is_refusal: whether the user can fix the problem in the message.
+        missing: text about scenarios that were not measured.
     """
 
     run_files: list[str] = field(default_factory=list)
@@ -105,10 +105,10 @@ timeout_option = click.option(
     type=Duration(),
     default=300.0,
     metavar="TIME",
-    help="Give up after this time without progress. [5m]",
+    help="Stop after this time without progress. [5m]",
 )
 yes_option = click.option(
-    "--yes", is_flag=True, help="Answer yes to the question. It comes before more than 4 ranks per CPU."
+    "--yes", is_flag=True, help="Continue without confirmation. More than 4 ranks per CPU need a confirmation."
 )
 
 
@@ -116,11 +116,11 @@ class TakesSuites(KeepsArguments):
     """A command whose SCENARIO may be @NAME: the scenarios and options of [tool.distbench.suite.NAME]."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words with the suite's options as defaults, and put its scenarios in its place."""
+        """Parse the words with the suite's options as defaults, and replace @NAME by the suite's scenarios."""
         given_scenarios = self.make_parser(ctx).parse_args([*args])[0].get("scenarios")
         names = [word for word in given_scenarios if word.startswith("@")] if isinstance(given_scenarios, tuple) else []
         if len(names) > 1:
-            raise UserError(f"{' and '.join(names)}: a run takes one suite, whose options are those of the whole run")
+            raise UserError(f"{' and '.join(names)}: the options of a suite apply to the whole run; give one suite")
         suites = {name: suite_of(main, name.removeprefix("@")) for name in names}
         for suite in suites.values():
             ctx.default_map = {**(ctx.default_map or {}), **suite.options}
@@ -135,11 +135,15 @@ class TakesSuites(KeepsArguments):
 @click.command(cls=TakesSuites)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @set_option
-@mesh_option("Default: the scenario's own.")
+@mesh_option("Default: the scenario's mesh.")
 @device_option
-@quick_option("Few samples too: for a first look, not for a baseline.")
+@quick_option("Few samples are taken, enough for a first look but not for a baseline.")
 @click.option(
-    "--pipelined", type=click.IntRange(1, 1_000_000), default=1, metavar="N", help="Time N iterations back to back."
+    "--pipelined",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    metavar="N",
+    help="Time N iterations back to back per sample.",
 )
 @click.option(
     "--passes",
@@ -153,23 +157,25 @@ class TakesSuites(KeepsArguments):
     "budget_s",
     type=Duration(least_s=0.1),
     metavar="TIME",
-    help="Measured time of all cases together, such as 30s or 5m. [3m; quick: 5s]",
+    help="Total measured time of all cases, such as 30s or 5m. [3m; quick: 5s]",
 )
 @click.option(
     "--check",
     type=click.Choice(CHECKS),
     default="full",
-    help="Part of each step's results that is compared with one device.",
+    help="Extent of the comparison of step results with a single device.",
 )
 @out_option
 @timeout_option
 @click.option("--log-dir", type=PATH, help="Folder for the ranks' logs.")
-@click.option("--profile", type=PATH, metavar="FILE", help="Cost profile. Plans and predictions use it.")
+@click.option("--profile", type=PATH, metavar="FILE", help="Cost profile. Plans and predictions depend on the profile.")
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after its timing.")
 @click.option("--show-paths", is_flag=True, hidden=True, help="End with report --paths, as distbench trace does.")
 @cases_option
-@click.option("--label", default="", metavar="TEXT", help="Label of the runs. distbench report @TEXT shows them.")
-@dry_run_option("Lists cases and time; with --nodes, the launch.")
+@click.option(
+    "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
+)
+@dry_run_option("List cases and time, or with --nodes the launch.")
 @click.option("--resume", type=PATH, metavar="RUN", help="Continue this interrupted run.")
 @options_of(LinkOptions, "links")
 @format_option("table", "json")
@@ -247,13 +253,13 @@ def run(
 
 
 def ending_of(ctx: click.Context) -> Ending:
-    """Return how the command of this context ended, so far."""
+    """Return the ending of the command of this context so far."""
     ending: Ending = ctx.meta.setdefault(__name__, Ending())
     return ending
 
 
 def _is_first(joined: "Joined | None") -> bool:
-    """Whether this process prints for all ranks: it started them, or has joined as rank 0."""
+    """Whether this process prints for all ranks, because it started the ranks or joined as rank 0."""
     return joined is None or joined.rank == 0
 
 
@@ -262,16 +268,18 @@ def _resumed(file: Path, scenarios: tuple[str, ...], joined: "Joined | None") ->
     from distbench.launch.run_job import job_left_of
 
     if others := [*scenarios, *(word for name, word in given().items() if name not in BESIDE_RESUME)]:
-        raise UserError(f"--resume continues {file} with its own options and rejects {others[0]}; leave it out")
+        raise UserError(
+            f"--resume continues {file} with the options of that run and rejects {others[0]}; leave out {others[0]}"
+        )
     if joined:
-        raise UserError("--resume starts ranks itself, so it cannot join another launcher's; start it without one")
+        raise UserError("--resume does not work in a process that a launcher started; run distbench directly")
     return job_left_of(file)
 
 
 def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
-    """Confirm more than RANKS_PER_CPU ranks per CPU here. Raise UserError if there is no terminal for the answer.
+    """Require a confirmation of more than RANKS_PER_CPU ranks per CPU. Raise UserError without a terminal.
 
-    More of them measure little but each other, and a typing error in --mesh can bring a machine down.
+    So many ranks mostly measure waiting for CPUs, and a typing error in --mesh can crash a machine.
     """
     largest = max((job for job in jobs if job.device == "cpu"), key=lambda job: mesh_size(job.mesh), default=None)
     if yes or largest is None:
@@ -281,22 +289,22 @@ def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
         return
     problem = f"{largest.scenario} on {format_mesh(largest.mesh)} starts {num_ranks} ranks on {num_cpus} CPUs"
     if not is_terminal():
-        limit = f"more than {RANKS_PER_CPU} per CPU measure waiting, and may exhaust this machine"
-        raise UserError(f"{problem}; {limit}; give a smaller --mesh, or --yes to start them")
+        limit = f"more than {RANKS_PER_CPU} ranks per CPU mostly measure waiting, and may crash this machine"
+        raise UserError(f"{problem}; {limit}; give a smaller --mesh, or add --yes")
     if not click.confirm(f"{problem}. Start them?", err=True):
         raise UserError("nothing was started; give a smaller --mesh")
 
 
 def is_terminal() -> bool:
-    """Return whether a person can answer."""
+    """Return whether standard input and standard error are a terminal."""
     return sys.stdin is not None and sys.stderr is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def say_dry_run(jobs: Sequence[Job], out: Path, form: str) -> None:
-    """Print what --dry-run lists: each scenario with its time and its cases, then the sum.
+    """Print the list of --dry-run: each scenario with its time and its cases, and the totals.
 
     Raises:
-        UserError: a scenario is declared wrongly, or the user's choice leaves no case of any.
+        UserError: a scenario is declared wrongly, or the selection has no case of any scenario.
     """
     records = _dry_run_records(jobs, out)
     if form == "json":
@@ -312,8 +320,8 @@ def say_dry_run(jobs: Sequence[Job], out: Path, form: str) -> None:
     if len(records) > 1:
         times_s = [record["seconds"] for record in records if record["seconds"] is not None]
         num_others = len(records) - len(times_s)
-        others = f", and {count_text(num_others, 'scenario')} without an earlier run like this" if num_others else ""
-        total = f"about {sum(times_s):.0f} s{others}" if times_s else "no earlier run like this here"
+        others = f", plus {count_text(num_others, 'scenario')} without an earlier run" if num_others else ""
+        total = f"about {sum(times_s):.0f} s{others}" if times_s else "no earlier run with these settings"
         num_cases = sum(len(record["cases"]) for record in records)
         lines.append(f"{count_text(num_cases, 'case')} of {count_text(len(records), 'scenario')}: {total}")
     say_lines(lines)
@@ -341,10 +349,10 @@ def _dry_run_records(jobs: Sequence[Job], out: Path) -> list[dict[str, Any]]:
 
 
 def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, str]:
-    """Return the seconds of wall time that a job takes, and the same in words.
+    """Return the estimated wall time of a job in seconds and in words.
 
-    They come from the newest run of the same scenario, mesh, device and settings on this machine. Without one the
-    seconds are None, and the words give the budget.
+    The estimate is from the newest run of the same scenario, mesh, device and settings on this machine. Without such a
+    run the seconds are None, and the words state the budget.
     """
     from distbench.records.results_folder import newest_finished
 
@@ -359,7 +367,7 @@ def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, s
     )
     if run is None or not run.footer:
         timed_s = min(job.settings.budget_s, num_cases * job.settings.max_case_s)
-        return None, f"no earlier run like this here: {timed_s:.0f} s timed, and start-up"
+        return None, f"no earlier run with these settings: {timed_s:.0f} s timed, plus start-up"
     seconds = run.footer["wall_s"] * num_cases / len(run.cases)
     day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")
     rate = "" if num_cases == len(run.cases) else f", {count_text(len(run.cases), 'case')} then"
@@ -393,9 +401,9 @@ def _measure(
 
 
 def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
-    """Launch jobs one after the other; return the worst exit code.
+    """Launch jobs one after the other, and return the highest exit code.
 
-    A rejected scenario does not prevent the others. Ctrl-C and a full disk do.
+    After a rejected scenario, the next scenarios run. Ctrl-C and a full disk stop all scenarios.
     """
     from distbench.launch import MODULE, RankProcesses, launch_on
     from distbench.launch.display import display_for
@@ -411,7 +419,7 @@ def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
                 break
     if all(outcome.none_chosen for outcome in outcomes):
         raise UserError(outcomes[0].none_chosen)
-    # Scenarios of several that were not measured are in the last sentence of the command.
+    # The last sentence of the command lists the scenarios that were not measured.
     rejected = [job.scenario for job, outcome in zip(jobs, outcomes, strict=False) if outcome.is_refused]
     missing = {"rejected": rejected, "not run": [job.scenario for job in jobs[len(outcomes) :]]}
     if len(jobs) > 1 and any(missing.values()):
@@ -431,7 +439,7 @@ def _say_outcome(job: Job, outcome: "JobOutcome", silent: bool) -> None:
     if message := outcome.message or (_why_not_ok(run_file) if outcome.exit_code else ""):
         say_once(f"distbench: {job.scenario}: {cut(_with_plan_problems(job, message))}")
         ending = ending_of(click.get_current_context())
-        # The command ends with the last refusal, whatever comes after it.
+        # The last refusal is the message of the command, whatever outcomes follow.
         if outcome.user_can_fix or not ending.is_refusal:
             ending.message, ending.is_refusal = f"{job.scenario}: {cut(message)}", outcome.user_can_fix
     if outcome.warning:
@@ -446,7 +454,7 @@ def _say_outcome(job: Job, outcome: "JobOutcome", silent: bool) -> None:
 
 
 def _with_plan_problems(job: Job, message: str) -> str:
-    """The message; problems of a plan as `distbench check` prints them, which also looks for a mesh that works."""
+    """The message, with problems of a plan and a mesh that works in the format of `distbench check`."""
     if PLAN_PROBLEMS not in message:
         return message
     from distbench.cli.check import check_jobs
@@ -479,7 +487,7 @@ def _of_traces(run_file: Path) -> str:
 
     measured = read_run(run_file)
     if not any(record["case"]["kind"] == "step" for record in measured.cases):
-        return "--trace-paths has nothing to trace: no case of this scenario is a step"
+        return "--trace-paths traced no step, because no case of this scenario is a step"
     failed = [f"{trace['case_id']} was not traced: {trace['error']}" for trace in measured.traces if "error" in trace]
     traced = [trace for trace in measured.traces if "error" not in trace]
     if not traced:
@@ -487,7 +495,7 @@ def _of_traces(run_file: Path) -> str:
     notes = [f"traced {len(traced)} -> distbench report --paths {short_path(run_file)}"]
     if ratios := [trace["overhead"]["ratio"] for trace in traced if trace["overhead"]["ratio"]]:
         notes.append(f"tracing overhead: up to {max(0.0, 100 * (max(ratios) - 1)):.0f} % CPU")
-    # A profiler may lack times, and says why.
+    # A profiler without times has a reason.
     notes += {why for trace in traced if trace["method"] == "profiler" and (why := trace["exposed_reason"])}
     if num_differing := sum(bool((trace.get("agreement") or {}).get("differences")) for trace in traced):
         notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")
@@ -495,7 +503,7 @@ def _of_traces(run_file: Path) -> str:
 
 
 def _show_paths(jobs: Sequence[Job], form: str) -> None:
-    """Print what `report --paths` prints of these runs; nothing where no step was traced, which `run` has printed."""
+    """Print the output of `report --paths` on these runs. If no step was traced, `run` has printed the reason."""
     from distbench.records.run_file import read_run
     from distbench.report import render_paths
 
@@ -513,7 +521,7 @@ def _json_of(jobs: Sequence[Job]) -> str:
 
 
 def show_summary(jobs: Sequence[Job], is_resumed: bool = False) -> None:
-    """Print the first screen of the results, if there are any; a resumed run, not the latest one, by its file."""
+    """Print the summary of the results, if there are results, with the command for the whole report."""
     if run_files := [Path(job.run_file) for job in jobs if Path(job.run_file).exists()]:
         from distbench.report import summary_of
 
@@ -529,8 +537,8 @@ def _ranks_before(targets: Sequence[str], links: LinkOptions) -> int | None:
     """The number of ranks of the run of --against, None without that option.
 
     Raises:
-        UserError: none of the scenarios, all of which are shipped, is of links; or the run of --against cannot be read,
-            or measured none.
+        UserError: all scenarios are shipped and none measures links; or the run of --against cannot be read or has no
+        links.
     """
     if not (links.against or links.fail_on_outlier):
         return None
@@ -540,7 +548,7 @@ def _ranks_before(targets: Sequence[str], links: LinkOptions) -> int | None:
     from distbench.spec.discovery import scenario_folder
 
     entries = [entry for target in targets for entry in find(target)]
-    # What a file of the user's own measures is known once it runs.
+    # The cases of a user's file are known only at run time.
     if entries and not any("links" in entry.tags or entry.file.parent != scenario_folder() for entry in entries):
         raise UserError(ONLY_LINKS.format("is not among the given scenarios"))
     if links.against is None:
@@ -555,24 +563,24 @@ def _require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
     """Refuse an earlier run of `num_ranks` ranks, which no job has."""
     sizes = sorted({mesh_size(job.mesh) for job in jobs})
     if num_ranks is not None and num_ranks not in sizes:
-        problem = f"the earlier run has {count_text(num_ranks, 'rank')}, this one {', '.join(map(str, sizes))}"
+        problem = f"the earlier run has {count_text(num_ranks, 'rank')}, this run has {', '.join(map(str, sizes))}"
         raise UserError(f"--against: {problem}; give a run with the same ranks on each host, or another --mesh")
 
 
 def links_code(jobs: Sequence[Job], earlier_file: Path | None, silent: bool) -> int:
-    """Print which links are slow, also since an earlier run where one is given.
+    """Print slow links, and links that are slower than in an earlier run, if that run is given.
 
     Args:
         jobs: the measured jobs.
         earlier_file: a run file.
-        silent: whether the summary was not shown: then only slow links and unknown outcomes are printed.
+        silent: print only slow links and unknown outcomes, because no summary was shown.
 
     Returns:
-        The exit code: SLOW where anything is slow, UNKNOWN where a rank or link of half the speed could have gone
-        unnoticed, else 0.
+        The exit code: SLOW if a rank or link is slow, UNKNOWN if a rank or link of half the speed could be undetected,
+        else 0.
 
     Raises:
-        UserError: no links were measured, or the earlier run's are others.
+        UserError: no links were measured, or the earlier run has other links.
     """
     from distbench.judge.links_text import judged, link_hosts_note, loss_lines
     from distbench.records.run_file import read_run

@@ -10,6 +10,7 @@ import click
 from distbench.cli.gate import VerdictOptions
 from distbench.cli.options import (
     MAX_LAUNCHES,
+    ColumnOptions,
     format_option,
     new_folder,
     options_of,
@@ -27,18 +28,22 @@ SEED = 20260101
 
 
 @click.command("self-test")
-@click.argument("paths", nargs=-1, metavar="[FOLDER | -- SCENARIO... [RUN OPTIONS]]")
+@click.argument("paths", nargs=-1, metavar="[FOLDER | FILE | -- SCENARIO... [RUN OPTIONS]]")
 @click.option("--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="Launches made.")
 @options_of(VerdictOptions, "verdict", "tolerance", "floor_us", "alpha", "min_launches")
+@options_of(ColumnOptions, "numbers")
 @format_option("table", "json")
 @quiet_option
 @width_option
-def self_test(paths: tuple[str, ...], launches: int, verdict: VerdictOptions, form: str, quiet: bool) -> None:
+def self_test(
+    paths: tuple[str, ...], launches: int, verdict: VerdictOptions, numbers: ColumnOptions, form: str, quiet: bool
+) -> None:
     """Measure the error rates of distbench gate on this machine, with launches of unchanged code.
 
-    FOLDER holds run files of one revision. Without it, new launches are made, with the arguments of distbench run after
-    -- (default: collectives --quick --passes 8). The table shows how often the gate reports a slowdown of unchanged
-    code, and how often it detects slowdowns that are added to the samples of one case.
+    FOLDER holds run files of one revision, or another tool's files, as gate reads them; so may FILE. Without it, new
+    launches are made, with the arguments of distbench run after -- (default: collectives --quick --passes 8). The table
+    shows how often the gate reports a slowdown of unchanged code, and how often it detects slowdowns that are added to
+    one case.
 
     \b
     Examples:
@@ -46,19 +51,23 @@ def self_test(paths: tuple[str, ...], launches: int, verdict: VerdictOptions, fo
       distbench self-test results/self-test/20260101T120000Z
     """
     from distbench.judge.ab import check_run_arguments, launch_unchanged
-    from distbench.judge.gate_self_test import CHANGES, OURS, gate_rule, rates, recorded, table
+    from distbench.judge.gate_self_test import OURS, gate_rule, rates, recorded, table
+    from distbench.records.foreign_numbers import NumberColumns
 
     options = verdict.terms()
     least, most = NUM_PAIRS
     if launches < 2 * least:
-        raise UserError(f"--launches {launches} are too few: {least} pairs take {2 * least}")
-    if len(paths) == 1 and Path(paths[0]).is_dir():
+        raise UserError(f"--launches {launches} is too small; give at least {2 * least} for {least} pairs")
+    columns, is_given = numbers.columns(), len(paths) == 1 and Path(paths[0]).exists()
+    if is_given and not paths[0].endswith(".py"):
         folder = Path(paths[0])
+    elif columns != NumberColumns():
+        raise UserError("--launch, --case, --value, --better, --pair and --unit need one file or folder of numbers")
     else:
         check_run_arguments(paths)
         out = new_folder("self-test")
         folder = launch_unchanged(paths or DEFAULT_RUN, launches, out, progress_lines(quiet))
-    series, rules = recorded(folder), {OURS: partial(gate_rule, options=options)}
+    series, rules = recorded(folder, columns), {OURS: partial(gate_rule, options=options)}
     num_pairs_here = [num_pairs for num_pairs in NUM_PAIRS if series.num_starts(num_pairs)]
     if form == "json":
         records = [
@@ -68,7 +77,7 @@ def self_test(paths: tuple[str, ...], launches: int, verdict: VerdictOptions, fo
                 "num_launches": series.num_launches,
                 "changes": {
                     change: asdict(rates(series, num_pairs, change, NUM_COMPARISONS, SEED, rules[OURS]))
-                    for change in CHANGES
+                    for change in series.changes
                 },
             }
             for num_pairs in num_pairs_here
@@ -79,10 +88,11 @@ def self_test(paths: tuple[str, ...], launches: int, verdict: VerdictOptions, fo
         return
     say(
         f"Launches of unchanged code in {folder}, compared as ab does, in random order within each pair.\n"
-        "A slowdown is added to the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
+        "A slowdown is added to the samples of one case at a time. The slowdown tail makes one sample in ten 3x "
+        "slower.\n"
         "Figures are percentages of comparisons."
     )
     for num_pairs in num_pairs_here:
         say("\n" + table(series, num_pairs, NUM_COMPARISONS, SEED, rules))
     if series.num_launches < 2 * most:
-        say(f"\n{most} pairs need {2 * most} launches; there are {series.num_launches}.")
+        say(f"\nRates for {most} pairs need {2 * most} launches, not {series.num_launches}.")

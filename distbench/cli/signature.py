@@ -27,10 +27,10 @@ from distbench.spec.errors import UserError
 
 @click.group(cls=WholeSentences)
 def signature() -> None:
-    """Write, check and update signatures: what a step communicates, exactly, as text for git.
+    """Write, check and update signatures: the exact communication of a step, as text for git.
 
-    A signature lists each path's phase, mesh dim, bytes, module and redistribution. It is the same on every machine.
-    `distbench signature SCENARIO` is short for `distbench signature write SCENARIO`.
+    A signature lists each path's phase, mesh dim, bytes, module and redistribution. A signature is the same on every
+    machine. `distbench signature SCENARIO` is short for `distbench signature write SCENARIO`.
 
     \b
     Examples:
@@ -42,9 +42,9 @@ def signature() -> None:
 @signature.command("write")
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
 @set_option
-@mesh_option("Of any size: no rank is started. Default: the scenario's own.")
-@quick_option("On the scenario's full mesh.")
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="Output file. For one scenario. Default: print.")
+@mesh_option("Any size, because no rank is started. Default: the scenario's mesh.")
+@quick_option("The mesh is the scenario's full mesh.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Output file. Only for one scenario. Default: print.")
 @click.option("--output-dir", type=PATH, metavar="DIR", help="Folder for one file per scenario.")
 def write_signature(
     scenarios: tuple[str, ...],
@@ -54,7 +54,7 @@ def write_signature(
     output: Path | None,
     output_dir: Path | None,
 ) -> None:
-    """Write the signature of each SCENARIO. A rejected scenario does not prevent the others.
+    """Write the signature of each SCENARIO. The next scenarios follow after a rejected scenario.
 
     Exit code: 0, or 2 if a scenario is rejected.
 
@@ -76,7 +76,7 @@ def write_signature(
             continue
         scenario_signature, left_out = answer
         for case_id, reason in left_out.items():
-            say(f"distbench: warning: left out: {case_id} raises {reason}", err=True)
+            say(f"distbench: warning: left out: {case_id}: {reason}", err=True)
         if file := files.get(job.scenario):
             write(file, scenario_signature.to_text())
             say(f"signature: {file}", err=True)
@@ -93,9 +93,9 @@ def write_signature(
 @width_option
 @click.pass_context
 def check_signature(ctx: click.Context, base: Path, new: Path, output: OutputOptions) -> None:
-    """Fail if NEW communicates anything else than BASE: two files, or two folders of *.signature files by name.
+    """Fail if the communication of NEW differs from BASE. Both are files, or both are folders of *.signature files.
 
-    Either may be a run file of run --trace-paths or simulate. There is no tolerance.
+    BASE or NEW may be a run file of run --trace-paths or simulate. There is no tolerance.
 
     Exit code: 0 unchanged, 1 changed, 2 usage error, 4 not comparable or missing.
 
@@ -120,9 +120,9 @@ def check_signature(ctx: click.Context, base: Path, new: Path, output: OutputOpt
 @click.argument("base", type=PATH)
 @click.argument("new", type=PATH)
 def update_signature(base: Path, new: Path) -> None:
-    """Replace BASE by NEW: two files, or two folders of *.signature files.
+    """Replace BASE by NEW. Both are files, or both are folders of *.signature files.
 
-    If only the torch versions differ, NEW is stored next to BASE, for that version and newer ones.
+    If only the torch versions differ, NEW is stored next to BASE, for the version of NEW and newer versions.
 
     \b
     Example:
@@ -138,8 +138,11 @@ def _files(names: Sequence[str], output: Path | None, folder: Path | None) -> di
     from distbench.judge.communication_signature import SUFFIX
 
     if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"two files declare a scenario {min(twice)}; write one at a time: FILE::NAME -o FILE")
-    # For one release, -o takes a folder too: any that exists, and a new one without a suffix or for several scenarios.
+        raise UserError(
+            f"two files declare a scenario {min(twice)}; write one signature per command, with FILE::NAME -o FILE"
+        )
+    # For one release, -o also accepts a folder: an existing folder, or a new folder without suffix or for several
+    # scenarios.
     if output and (output.is_dir() or (not output.exists() and not output.suffix) or len(names) > 1):
         say(f"warning: -o {output} is a folder; -o FILE is for files. Use --output-dir {output}.", err=True)
         output, folder = None, output
@@ -150,5 +153,7 @@ def _files(names: Sequence[str], output: Path | None, folder: Path | None) -> di
         make_folder(folder, "--output-dir")
         return {name: folder / f"{name}{SUFFIX}" for name in names}
     if len(names) > 1:
-        raise UserError(f"{len(names)} scenarios are given, and one signature is printed; add --output-dir DIR")
+        raise UserError(
+            f"{len(names)} scenarios are given, but only one signature can be printed; add --output-dir DIR"
+        )
     return {}

@@ -34,20 +34,24 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
 
 @click.command()
 @click.argument("scenario", required=False)
-@mesh_option("Of any size: no rank is started. Default: the scenario's own.")
+@mesh_option("Any size, because no rank is started. Default: the scenario's mesh.")
 @click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine.")
 @set_option
-@quick_option("On the scenario's full mesh.")
+@quick_option("The mesh is the scenario's full mesh.")
 @assume_option
-@click.option("--rank", "ranks", metavar="N,...", help="Simulate these ranks. Default: 0, and those that differ.")
+@click.option("--rank", "ranks", metavar="N,...", help="Simulate these ranks. Default: 0, and ranks with other steps.")
 @click.option(
-    "--float8", metavar="MODULES", help="Matmuls of these modules in float8, such as 'layers.*'. Times follow a rule."
+    "--float8",
+    metavar="MODULES",
+    help="Simulate matmuls of these modules in float8, such as 'layers.*'. Float8 times are estimates.",
 )
-@click.option("--expandable-segments", is_flag=True, help="As with PYTORCH_ALLOC_CONF=expandable_segments:True.")
-@click.option("--save", type=PATH, metavar="FILE", help="Write the recording, for a later --recording.")
-@click.option("--recording", type=PATH, metavar="FILE", help="Replay this recording; record nothing.")
+@click.option("--expandable-segments", is_flag=True, help="Simulate PYTORCH_ALLOC_CONF=expandable_segments:True.")
+@click.option("--save", type=PATH, metavar="FILE", help="Write the recording, for --recording.")
+@click.option("--recording", type=PATH, metavar="FILE", help="Replay this recording instead of a SCENARIO.")
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
-@click.option("--label", default="", metavar="TEXT", help="Label of the runs. distbench report @TEXT shows them.")
+@click.option(
+    "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
+)
 @format_option("table", "markdown", "json")
 @verbose_option
 @width_option
@@ -69,8 +73,8 @@ def simulate(
 ) -> None:
     """Predict the time and memory of a step of SCENARIO on other hardware.
 
-    One rank's real step is recorded on tensors without values, then replayed with a clock and an allocator. No rank is
-    started, and no model is too large. docs/simulation.md describes the simulation and its accuracy.
+    A step of one rank is recorded on tensors without values, then replayed with a simulated clock and allocator. No
+    rank is started, and models of any size work. docs/simulation.md describes the simulation and its accuracy.
 
     The prediction is written to a run file with status `simulated`. report (also --paths and --diff), compare and
     signature check read it.
@@ -88,11 +92,11 @@ def simulate(
     from distbench.simulate.replay import Simulation, steps_of
     from distbench.simulate.simulated_run import write_simulated_run
 
-    environment: dict[str, Any] = {}  # of a recording, whose commit and machine are not these
+    environment: dict[str, Any] = {}  # empty for a recording, which has another commit and machine
     machine = load_hardware(hardware)
     in_8 = patterns_of(float8, machine) if float8 is not None else ()
     if (scenario is None) == (recording is None):
-        raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
+        raise UserError("simulate needs either a SCENARIO or --recording FILE; give one")
     if recording is not None:
         refuse_with("--recording", "mesh", "choices", "quick", "assume", "ranks", "save")
     make_folder(out, "--results")
@@ -101,7 +105,7 @@ def simulate(
     else:
         recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks), assume)
     simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
-    # Printed before it is written: a full disk must not cost a result that took minutes.
+    # Printed before it is written, because a full disk must not destroy a result of minutes.
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
     else:
@@ -124,17 +128,15 @@ def simulate(
 
 
 def _ranks(text: str | None) -> list[int] | None:
-    """The ranks of `--rank`; None for the usual ones."""
+    """The ranks of `--rank`, or None for the default."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < MAX_DIGITS for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(
-            f"--rank {text!r} is not a list of ranks; give whole numbers >= 0, each once, such as --rank 0,3"
-        )
+        raise UserError(f"--rank {text!r} is not a list of ranks; give different integers >= 0, such as --rank 0,3")
     if len(parts) > MAX_SIMULATED:
         raise UserError(
-            f"--rank names {len(parts)} ranks; give {MAX_SIMULATED} at most: each rank is recorded separately"
+            f"--rank has {len(parts)} ranks; give at most {MAX_SIMULATED}, because each rank is recorded separately"
         )
     return [int(part) for part in parts]
 
@@ -158,12 +160,12 @@ def _recorded(
     request = Request((scenario,), choices, mesh, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True)
     jobs = jobs_of(request, None)
     if len(jobs) > 1 or (save is not None and len(jobs[0].variants) > 1):
-        description = "a file of several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
-        raise UserError(f"{scenario} is {description}; choose one with FILE::NAME or --set NAME=VALUE")
+        description = "several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
+        raise UserError(f"{scenario} has {description}; choose one with FILE::NAME or --set NAME=VALUE")
     world_size = mesh_size(jobs[0].mesh)
     if beyond := [rank for rank in ranks or () if rank >= world_size]:
-        raise UserError(f"--rank {beyond[0]}: the mesh has ranks 0 to {world_size - 1}; give one of these")
+        raise UserError(f"--rank {beyond[0]} is not on the mesh; give ranks from 0 to {world_size - 1}")
     ((recordings, left_out),) = record_steps(jobs, ranks=ranks, assume=assumptions_of(assume))
     for label, reason in left_out.items():
-        say(f"distbench: left out: {label}: {reason}", err=True)
+        say(f"distbench: warning: left out: {label}: {reason}", err=True)
     return recordings, jobs[0].environment

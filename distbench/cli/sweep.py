@@ -34,10 +34,10 @@ from distbench.spec.errors import INTERRUPTED
     "--world",
     type=int,
     metavar="N",
-    help="Number of devices (ranks). Default: that of the scenario's mesh.",
+    help="Number of devices (ranks). Default: size of the scenario's mesh.",
 )
 @click.option("--hardware", metavar="NAME|FILE", help="Predict for this machine. Default: measure on this host.")
-@click.option("--memory", metavar="AMOUNT", help="Memory per device, such as 80GB. Default: that of the hardware file.")
+@click.option("--memory", metavar="AMOUNT", help="Memory per device, such as 80GB. Default: from the hardware file.")
 @click.option(
     "--max-time",
     "budget_s",
@@ -52,22 +52,27 @@ from distbench.spec.errors import INTERRUPTED
     type=click.IntRange(1, 10_000),
     default=80,
     show_default=True,
-    help="Largest number of plans to try.",
+    help="Maximum number of plans to try.",
 )
 @set_option
-@click.option("--mesh", metavar="DIM=N,...", help=f"{MESH_HELP} For --around-my-plan. Default: the scenario's own.")
-@click.option("--around-my-plan", is_flag=True, help="Try one change at a time of the plan as written.")
+@click.option("--mesh", metavar="DIM=N,...", help=f"{MESH_HELP} For --around-my-plan. Default: the scenario's mesh.")
+@click.option("--around-my-plan", is_flag=True, help="Try single changes to the scenario's plan.")
 @click.option(
-    "--price", type=FiniteRange(0, 1e6, min_open=True), metavar="AMOUNT", help="Price per device and hour: adds costs."
+    "--price",
+    type=FiniteRange(0, 1e6, min_open=True),
+    metavar="AMOUNT",
+    help="Price per device and hour, to show costs.",
 )
 @click.option(
-    "--float8", metavar="MODULES", help="Matmuls of these modules in float8, such as 'layers.*'. Needs --hardware."
+    "--float8",
+    metavar="MODULES",
+    help="Simulate matmuls of these modules in float8, such as 'layers.*'. Needs --hardware.",
 )
 @assume_option
 @quick_option("")
-@click.option("--reuse", "resume", is_flag=True, help="Continue the earlier sweep in --results, and reuse its results.")
+@click.option("--reuse", "resume", is_flag=True, help="Continue the sweep in --results.")
 @click.option("--results", "out", type=PATH, metavar="DIR", help="Results folder. [results/sweep/SCENARIO-WORLD]")
-@click.option("--page", type=PATH, metavar="FILE", help="Write all of it as one HTML page.")
+@click.option("--page", type=PATH, metavar="FILE", help="Write the whole result as one HTML page.")
 @format_option("table", "markdown", "json")
 @quiet_option
 @verbose_option
@@ -78,10 +83,10 @@ def sweep(
 ) -> None:
     """Recommend a plan for SCENARIO on N devices: mesh, resharding, checkpointing, micro-batches and more.
 
-    With --hardware, plans are predicted by recording and replaying their step, and no rank is started. If the file is
-    this machine's own, the best of these plans are measured too. Without --hardware, all plans are measured in turn on
-    this machine. The result is a recommendation, a plot of time and memory, and the plan as code. An interrupted sweep
-    keeps its results, and --reuse continues it.
+    With --hardware, plans are predicted by simulation of a step, and no rank is started. If the hardware file is of
+    this machine, the best plans are also measured. Without --hardware, all plans are measured on this machine. The
+    result is a recommendation, a plot of time and memory, and the plan as code. After an interruption, --reuse
+    continues the sweep.
 
     \b
     Examples:
@@ -100,7 +105,7 @@ def sweep(
     if page is not None:
         check_writable(page, "--page")
     result, interrupted = run_sweep(request, lambda line: say(line, err=True))
-    # Printed before it is written, as by simulate.
+    # Printed before it is written, as in simulate.
     record = json.dumps(record_of_result(result), indent=1)
     if form == "json":
         click.echo(record)

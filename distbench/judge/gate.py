@@ -21,7 +21,7 @@ from distbench.judge.launch_pairs import (
     spans_of,
     without_dtype,
 )
-from distbench.records.launches import FAILED, NOT_RUN, Launch, Value
+from distbench.records.launches import FAILED, NOT_RUN, SECONDS, Launch, Unit, Value, units_of
 from distbench.records.run_file import SHOWN
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, listed
@@ -43,6 +43,8 @@ from distbench.statistics.verdicts import (
     Options,
 )
 
+LOOSE = 3.0  # tolerances: an undecided case that may be slower by more is not headed PASS
+
 
 @dataclass(frozen=True)
 class MetricVerdict:
@@ -50,7 +52,7 @@ class MetricVerdict:
 
     Args:
         verdict: "regression", "inconclusive", "improvement" or "pass".
-        baseline_s: geometric mean over the baseline's launches, seconds; likewise `candidate_s`.
+        baseline_s: geometric mean over the baseline's launches, in seconds or in the unit; likewise `candidate_s`.
         change: candidate over baseline, minus one; its confidence interval is `low` to `high`.
         p: p value of the hypothesis "not slower", adjusted for all tests of the comparison.
         tolerance: the largest change that is not a regression, including the floor in seconds.
@@ -84,6 +86,7 @@ class CaseVerdict:
         verdict: one of VERDICTS.
         paired: whether launches were compared in pairs.
         metrics: one verdict per metric, the deciding metric first; empty if nothing was compared.
+        unit: of the metrics' numbers; where a higher one is better, these are reciprocals.
     """
 
     scenario: str
@@ -93,6 +96,7 @@ class CaseVerdict:
     paired: bool = False
     metrics: tuple[MetricVerdict, ...] = ()
     notes: tuple[str, ...] = ()
+    unit: Unit = SECONDS
 
     @property
     def suspected(self) -> str | None:
@@ -105,6 +109,11 @@ class CaseVerdict:
         """The largest excess of a measured slowdown over the tolerance, over all metrics, as a share of the
         baseline."""
         return max((metric.change - metric.tolerance for metric in self.metrics), default=0.0)
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether a slowdown of more than LOOSE tolerances is not excluded."""
+        return any(metric.high is None or metric.high > LOOSE * metric.tolerance for metric in self.metrics)
 
     @property
     def change(self) -> float:
@@ -126,6 +135,7 @@ class Gated:
         stamps: differences in fields that may differ.
         shown: differences in fields that are never compared.
         warnings: sentences about files and launches.
+        more: how to collect more launches, or "" where `distbench ab` does that.
     """
 
     cases: list[CaseVerdict]
@@ -139,6 +149,13 @@ class Gated:
     stamps: list[str] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    more: str = ""
+
+    @property
+    def worse(self) -> str:
+        """The word for a regression of these cases: slower, higher or lower; "worse" for several units."""
+        words = {case.unit.words[0] for case in self.cases if case.metrics} or {SECONDS.words[0]}
+        return words.pop() if len(words) == 1 else "worse"
 
     @property
     def counts(self) -> dict[str, int]:
@@ -169,9 +186,13 @@ class Gated:
 
     @property
     def is_open(self) -> bool:
-        """Whether the outcome is neither FAIL nor PASS: no case is decided, or an undecided case looks slower."""
+        """Whether the outcome is neither FAIL nor PASS: no case is decided, or an undecided case looks slower or may be
+        much slower.
+        """
         if self.exit_code(strict=True) != 3:
             return False
+        if any(case.is_loose for case in self.cases if case.verdict == INCONCLUSIVE):
+            return True
         return bool(self.look_slower) or not any(self.counts.get(verdict) for verdict in (PASS, IMPROVEMENT))
 
     @property
@@ -194,8 +215,8 @@ class Gated:
         if word == "NO VERDICT" and not self.num_judged:
             summary += f"; {self.why_nothing}"
         if word.startswith("INCONCLUSIVE") and (slower := self.look_slower):
-            change = max(metric.change for metric in slower[0].metrics)
-            summary += f"; {len(slower)} measured slower than the tolerance, the worst {100 * change:+.1f} %: "
+            change = slower[0].unit.change(max(metric.change for metric in slower[0].metrics))
+            summary += f"; {len(slower)} measured {self.worse} than the tolerance, the worst {100 * change:+.1f} %: "
             summary += slower[0].case_id
         return f"{word}: {summary}"
 
@@ -255,9 +276,9 @@ class CaseTable:
 # Cases that both sides measured: their differences, tested as one family, and their verdicts.
 
 REASONS = {
-    REGRESSION: "the {} is slower by more than the tolerance, and not by chance",
-    IMPROVEMENT: "the {} is faster by more than the tolerance, and not by chance",
-    PASS: "slower by less than the tolerance, if at all",
+    REGRESSION: "the {metric} is {worse} by more than the tolerance, and not by chance",
+    IMPROVEMENT: "the {metric} is {better} by more than the tolerance, and not by chance",
+    PASS: "{worse} by less than the tolerance, if at all",
 }
 
 
@@ -281,6 +302,11 @@ class MeasuredCases:
     doubt: str
     may_pass: bool
     left_out: Sequence[str]
+
+    def unit(self, case_id: str) -> Unit:
+        """The unit of a case."""
+        sides = (*self.group.baseline, *self.group.candidate)
+        return next(launch.cases[case_id].unit for launch in sides if case_id in launch.cases)
 
 
 def _measured(
@@ -372,8 +398,9 @@ def _case_of(case_id: str, metrics: Sequence[MetricVerdict], measured: MeasuredC
         key=lambda metric: (metric.verdict != verdict, metric.suspected != REGRESSION, sign * metric.change),
     )
     is_paired, notes = measured.pairing.interleaved, measured.notes.get(case_id, ())
-    reason = _reason(ordered[0], measured, least)
-    return CaseVerdict(measured.group.label, case_id, verdict, reason, is_paired, tuple(ordered), notes)
+    unit = measured.unit(case_id)
+    reason = _reason(ordered[0], measured, least, unit)
+    return CaseVerdict(measured.group.label, case_id, verdict, reason, is_paired, tuple(ordered), notes, unit)
 
 
 def _metric_verdicts(
@@ -407,14 +434,15 @@ def _known(values: Floats) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _reason(metric: MetricVerdict, measured: MeasuredCases, least: int) -> str:
+def _reason(metric: MetricVerdict, measured: MeasuredCases, least: int, unit: Unit) -> str:
+    worse, better = unit.words
     if metric.verdict != INCONCLUSIVE:
-        return REASONS[metric.verdict].format(metric.metric)
+        return REASONS[metric.verdict].format(metric=metric.metric, worse=worse, better=better)
     if metric.num_launches < least:
         words = ("pair", "pairs") if measured.pairing.interleaved else ("launch per side", "launches per side")
         return f"{count_text(metric.num_launches, *words)}; a verdict needs at least {least}"
     if metric.suspected or not measured.may_pass:
-        prefix = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
+        prefix = {REGRESSION: f"{worse}, but ", IMPROVEMENT: f"{better}, but "}.get(metric.suspected or "", "")
         return f"{prefix}{measured.doubt}"
     return "neither a regression nor a pass is certain"
 
@@ -431,11 +459,15 @@ def gate(
     """Return a verdict for every case of either side, the worst first, with the given `warnings`.
 
     Raises:
-        UserError: a launch is on both sides.
+        UserError: a launch is on both sides, a case is in two units, or a floor in time is given for other numbers.
     """
     if shared_ids := {launch.run_id for launch in baseline} & {launch.run_id for launch in candidate}:
         where = f"run {min(shared_ids)} is in the baseline and in the candidate"
         raise UserError(f"{where}; give each run on one side only")
+    units = units_of((*baseline, *candidate))
+    if options.floor_s and (other := next((unit for unit in units.values() if not unit.is_time), None)):
+        unit_text = f"the unit {other.name}" if other.name else "no unit"
+        raise UserError(f"--floor-us is for times, and some numbers have {unit_text}; leave it out, or give --unit")
     cases: list[CaseVerdict] = []
     measured: list[MeasuredCases] = []
     designs: list[str] = []
@@ -481,6 +513,7 @@ def gate(
         [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in stamps.items()],
         [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in shown_stamps.items()],
         sentences,
+        next((launch.more for launch in (*baseline, *candidate) if launch.more), ""),
     )
 
 
@@ -510,10 +543,11 @@ def _designs(group: Group, pairing: Pairing, options: Options) -> tuple[str, lis
         is_trusted = options.dedicated and not pairing.is_disturbed
         return sides + (" (--dedicated)" if is_trusted else "; a slowdown is a warning only"), []
     pairs = list(zip(pairing.baseline, pairing.candidate, strict=True))
+    left_out = f", {count_text(pairing.num_left_out, 'launch', 'launches')} left out" if pairing.num_left_out else ""
+    if pairing.is_given:
+        return f"{count_text(len(pairs), 'pair')} by --pair{left_out}", []
     first = sum(group.baseline[base].started_at < group.candidate[new].started_at for base, new in pairs)
-    design = f"{count_text(len(pairs), 'pair')} of alternating launches, the baseline first in {first}"
-    if pairing.num_left_out:
-        design += f", {count_text(pairing.num_left_out, 'launch', 'launches')} left out"
+    design = f"{count_text(len(pairs), 'pair')} of alternating launches, the baseline first in {first}{left_out}"
     if len(pairs) < options.least_launches(paired=True) or 0 < first < len(pairs):
         return design, []
     second = f"the {'candidate' if first else 'baseline'} ran second in all {len(pairs)} pairs"

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distbench.judge.gate import Gated, gate
+from distbench.records.baselines import read_side
+from distbench.records.foreign_numbers import NumberColumns
 from distbench.records.launches import Launch, Value, launch_of, value_of
 from distbench.records.results_folder import run_files_in
 from distbench.records.run_file import Header, Run, read_run
@@ -147,6 +149,11 @@ class RecordedSeries:
         self.values = self.values or [[_value(samples) for samples in launches] for launches in self.samples_s]
 
     @property
+    def changes(self) -> list[str]:
+        """The changes of CHANGES that these launches allow: a tail needs samples."""
+        return [name for name, change in CHANGES.items() if change.factor is not None or self.samples_s]
+
+    @property
     def num_launches(self) -> int:
         """The number of launches."""
         return len(self.values[0])
@@ -191,22 +198,26 @@ class RecordedSeries:
         return TrialVerdicts(in_order, gated.num_baseline, gated.exit_code() == 0 and not gated.is_open)
 
 
-def recorded(folder: Path) -> RecordedSeries:
+def recorded(folder: Path, columns: NumberColumns | None = None) -> RecordedSeries:
     """Return the finished launches below a folder, in time order, with the cases that all launches measured.
 
     The run files of one `distbench run` count as one launch.
 
+    Args:
+        folder: of run files, or a file or folder of another tool.
+        columns: which numbers are read of another tool's files.
+
     Raises:
         UserError: fewer than MIN_LAUNCHES launches, or no case that all launches measured.
     """
+    if columns is not None and (columns != NumberColumns() or not (folder.is_dir() and run_files_in(folder))):
+        return series_of(folder.name, read_side([folder], "self-test", [], columns))
     invocations: dict[str, list[tuple[Launch, Run]]] = {}
     for run in map(read_run, run_files_in(folder)):
         invocations.setdefault(run.about.invocation_id or str(run.path), []).append((launch_of(run), run))
     finished = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
     finished.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
-    if len(finished) < MIN_LAUNCHES:
-        failed = f" that finished, and {num} that did not" if (num := len(invocations) - len(finished)) else ""
-        raise UserError(f"{folder} has {len(finished)} launches{failed}; record at least {MIN_LAUNCHES}, preferably 60")
+    _require_launches(str(folder), len(finished), len(invocations) - len(finished))
     measured = [
         {
             (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
@@ -223,6 +234,26 @@ def recorded(folder: Path) -> RecordedSeries:
     ids = tuple(f"{scenario}: {case_id}" if several else case_id for scenario, case_id in keys)
     origin = json.dumps({name: finished[0][0][0].facts[name] for name in ORIGIN})
     return RecordedSeries(folder.name, ids, [[launch[key] for launch in measured] for key in keys], origin)
+
+
+def series_of(name: str, launches: Sequence[Launch]) -> RecordedSeries:
+    """Launches without samples, oldest first, with the cases that all of them measured. Raises as `recorded`."""
+    _require_launches(name, len(launches))
+    ids = [
+        case_id
+        for case_id in launches[0].cases
+        if all((value := launch.cases.get(case_id)) and value.status == "ok" for launch in launches)
+    ]
+    if not ids:
+        raise UserError(f"no case was measured by every launch of {name}; give launches of the same cases")
+    origin = json.dumps({name: launches[0].facts[name] for name in ORIGIN})
+    return RecordedSeries(name, tuple(ids), (), origin, [[launch.cases[case] for launch in launches] for case in ids])
+
+
+def _require_launches(name: str, count: int, num_failed: int = 0) -> None:
+    if count < MIN_LAUNCHES:
+        failed = f" that finished, and {num_failed} that did not" if num_failed else ""
+        raise UserError(f"{name} has {count} launches{failed}; record at least {MIN_LAUNCHES}, preferably 60")
 
 
 Rule = Callable[[RecordedSeries, Window], TrialVerdicts]
@@ -273,7 +304,7 @@ def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: in
     Args:
         rules: name to rule; the gate's name is OURS, and only the gate has the verdict "pass".
     """
-    changes = [name for name, change in CHANGES.items() if change.factor != 1.0]
+    changes = [name for name in series.changes if CHANGES[name].factor != 1.0]
     lines = [
         f"{series.name}: {num_pairs} pairs, {len(series.case_ids)} cases, {series.num_launches} "
         f"launches: {num_comparisons} comparisons per column, in windows from {series.num_starts(num_pairs)} starts",

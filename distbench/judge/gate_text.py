@@ -14,13 +14,13 @@ from statistics import geometric_mean, stdev
 
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.records.baselines import launches_of, load_baseline
-from distbench.records.launches import Value
+from distbench.records.launches import SECONDS, Unit, Value
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Notes, Rows, Table, capped, markdown_of
 from distbench.show.ci_formats import TOOL, CiOutcome, annotation, junit_xml
 from distbench.show.ci_formats import annotations as annotation_lines
 from distbench.show.terminal import text_of
-from distbench.show.units import NOTHING, time_text, times_text
+from distbench.show.units import NOTHING, rate_text, time_text, times_text
 from distbench.spec.discovery import argument_of
 from distbench.spec.printable_text import capped_lines, clean, count_text
 from distbench.statistics.verdicts import (
@@ -85,6 +85,10 @@ NOTES = (
     "pairs needed: further pairs of launches (or launches per side) that would decide the case, if the true change "
     "equals the measured change",
 )
+OF_RECIPROCALS = (
+    "numbers of which a higher one is better are judged as reciprocals: mean is their harmonic mean, p10 their 90th "
+    "percentile, and the tolerance is of the reciprocal"
+)
 
 
 def text(gated: Gated, strict: bool = False) -> str:
@@ -108,7 +112,22 @@ def answer(gated: Gated, strict: bool = False) -> tuple[str, str]:
         severity, (finding, command) = "INCONCLUSIVE", _of_undecided(gated, scenario)
     else:
         severity, (finding, command) = "PASS", _of_pass(gated)
+    if gated.more and not gated.counts.get(INCOMPARABLE):
+        more = "" if any(case.paired for case in gated.cases) else gated.more
+        command = collect_text(more, 2 * max(gated.num_baseline, gated.options.least_launches(paired=True)))
     return f"{severity}: {summary}. {finding}", f"Next: {command}"
+
+
+def collect_text(more: str, num_launches: int) -> str:
+    """How to collect launches that can be judged; `more` is that of a launch, or "" where they were paired."""
+    return f"launch both versions in turn, in random order, {num_launches} times each   ({more})".removesuffix("   ()")
+
+
+def number_text(stored: float, unit: Unit) -> str:
+    """A number of a case, as the user gave it: `641 us`, `1,250 tokens/s`, `12.5`."""
+    if unit.name == SECONDS.name:
+        return time_text(unit.given(stored))
+    return f"{rate_text(unit.given(stored))} {unit.name}".rstrip()
 
 
 def _of_regression(worst: CaseVerdict, scenario: str) -> tuple[str, str]:
@@ -139,15 +158,16 @@ def _of_undecided(gated: Gated, scenario: str) -> tuple[str, str]:
     if not needed or any(case.suspected for case in undecided):
         command = f"distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
     if slower := gated.look_slower:
-        return f"{len(slower)} measured slower than the tolerance. Worst: {_ratio(slower[0])}", command
-    return f"Undecided: {_ratio(undecided[0])}", command
+        return f"{len(slower)} measured {gated.worse} than the tolerance. Worst: {_ratio(slower[0])}", command
+    return f"Undecided: {_ratio(max(undecided, key=lambda case: case.is_loose))}", command
 
 
 def _of_pass(gated: Gated) -> tuple[str, str]:
-    finding = "No case is slower than the baseline by more than the tolerance"
+    finding = f"No case is {gated.worse} than the baseline by more than the tolerance"
     metrics = [metric for case in gated.cases for metric in case.metrics]
     if detectable := max((metric.detectable or 0.0 for metric in metrics), default=0.0):
-        finding += f". Detectable: slowdowns of {100 * detectable:.0f} % or more in every case"
+        changes = "slowdowns" if gated.worse == SECONDS.words[0] else "changes for the worse"
+        finding += f". Detectable: {changes} of {100 * detectable:.0f} % or more in every case"
     return finding, "distbench baseline save CANDIDATE   (to compare later runs)"
 
 
@@ -155,7 +175,8 @@ def _ratio(case: CaseVerdict) -> str:
     """`step/x: mean 1.7x slower than the baseline (95 % CI 1.5-1.9x)`."""
     metric = max(case.metrics, key=lambda metric: metric.change) if case.verdict == INCONCLUSIVE else case.metrics[0]
     low, high = (None if end is None else 1 + end for end in (metric.low, metric.high))
-    return f"{case.case_id}: {metric.metric} {times_text(1 + metric.change, 'the baseline', low, high)}"
+    ratio = times_text(1 + metric.change, "the baseline", low, high, case.unit.words)
+    return f"{case.case_id}: {metric.metric} {ratio}"
 
 
 def markdown(gated: Gated, strict: bool = False) -> str:
@@ -179,6 +200,8 @@ def _sides(gated: Gated) -> str:
 def _notes(gated: Gated) -> list[str]:
     lines = [f"warning: {sentence}" for sentence in gated.warnings]
     lines += gated.designs
+    if any(case.unit.is_reciprocal for case in gated.cases):
+        lines.append(OF_RECIPROCALS)
     lines += [f"allowed to differ: {stamp}" for stamp in gated.stamps]
     lines += [f"differs: {sentence}" for sentence in gated.shown]
     return capped_lines([*lines, _terms(gated)], MAX_NAMED, MORE_LINES)
@@ -215,21 +238,22 @@ def _tables(gated: Gated) -> list[Block]:
 def _row(case: CaseVerdict, several: bool) -> tuple[str, ...]:
     first = case.metrics[0]
     verdict = f"{case.verdict} ({case.suspected}?)" if case.suspected else case.verdict
-    times = time_text(first.baseline_s), time_text(first.candidate_s)
+    times = number_text(first.baseline_s, case.unit), number_text(first.candidate_s, case.unit)
     detectable = NOTHING if first.detectable is None else f"{100 * first.detectable:.0f} %"
     names = (case.case_id, case.scenario) if several else (case.case_id,)
-    change = f"{100 * first.change:+.1f} %", _interval_text(first)
+    change = f"{100 * case.unit.change(first.change):+.1f} %", _interval_text(first, case.unit)
     more = "> 1000" if first.num_more is None else f"+{first.num_more}"
     if first.verdict != INCONCLUSIVE or first.suspected:
         more = NOTHING if first.verdict == INCONCLUSIVE else ""  # more launches cannot decide a suspected change
     return verdict, *names, first.metric, *times, *change, detectable, more
 
 
-def _interval_text(metric: MetricVerdict) -> str:
+def _interval_text(metric: MetricVerdict, unit: Unit) -> str:
     """A change's interval as `[+3.1, +22.0]`, in percent."""
     if metric.low is None or metric.high is None:
         return NOTHING
-    return f"[{100 * metric.low:+.1f}, {100 * metric.high:+.1f}]"
+    low, high = sorted(map(unit.change, (metric.low, metric.high)))
+    return f"[{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def _bottom(gated: Gated) -> list[Block]:
@@ -239,7 +263,9 @@ def _bottom(gated: Gated) -> list[Block]:
     passed = [case for case in gated.cases if case.verdict == PASS]
     if passed:
         worst = max(metric.high or 0.0 for case in passed for metric in case.metrics)
-        lines.append(f"pass ({len(passed)}): at most {100 * worst:.1f} % slower (upper end of the widest interval)")
+        lines.append(
+            f"pass ({len(passed)}): at most {100 * worst:.1f} % {gated.worse} (upper end of the widest interval)"
+        )
     if gated.num_not_run:
         lines.append(f"{count_text(gated.num_not_run, 'case')} skipped or unsupported on both sides")
     return [Lines(tuple(capped_lines(lines, MAX_NAMED, MORE_LINES)))] if lines else []
@@ -251,13 +277,15 @@ def _all_cases(case: CaseVerdict) -> str:
     parts = [head if not case.reason else f"{head}: {case.reason}"]
     for metric in case.metrics:
         p = "" if metric.p is None else f", adjusted p {metric.p:.2g}"
-        parts.append(f"    {metric.metric}: {metric.verdict}: {_change_text(metric)} {_interval_text(metric)}{p}")
+        change = f"{_change_text(metric, case.unit)} {_interval_text(metric, case.unit)}"
+        parts.append(f"    {metric.metric}: {metric.verdict}: {change}{p}")
     parts += [f"    note: {note}" for note in case.notes]
     return "\n".join(map(clean, parts)).replace("```", "'''")
 
 
-def _change_text(metric: MetricVerdict) -> str:
-    return f"{time_text(metric.baseline_s)} -> {time_text(metric.candidate_s)}, {100 * metric.change:+.1f} %"
+def _change_text(metric: MetricVerdict, unit: Unit) -> str:
+    before, after = number_text(metric.baseline_s, unit), number_text(metric.candidate_s, unit)
+    return f"{before} -> {after}, {100 * unit.change(metric.change):+.1f} %"
 
 
 def _sentence(case: CaseVerdict) -> str:
@@ -265,15 +293,15 @@ def _sentence(case: CaseVerdict) -> str:
     if not case.metrics:
         return f"{case.case_id}: {case.reason}"
     first = case.metrics[0]
-    interval = f", 95 % interval {_interval_text(first)} %" if first.low is not None else ""
-    return f"{case.case_id}: {first.metric} {_change_text(first)}{interval}: {case.reason}"
+    interval = f", 95 % interval {_interval_text(first, case.unit)} %" if first.low is not None else ""
+    return f"{case.case_id}: {first.metric} {_change_text(first, case.unit)}{interval}: {case.reason}"
 
 
 JUNIT_TAGS = {REGRESSION: "failure", **dict.fromkeys(BROKEN, "error"), **dict.fromkeys((INCONCLUSIVE, NEW), "skipped")}
 
 
 def json_text(gated: Gated, strict: bool = False) -> str:
-    """The whole comparison as JSON; times in seconds, changes as shares."""
+    """The whole comparison as JSON; times in seconds, changes as shares, of reciprocals where higher is better."""
     record = {
         "exit_code": gated.exit_code(strict),
         "headline": gated.headline(strict),

@@ -3,7 +3,7 @@
 import datetime
 import fnmatch
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, pairwise
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.records.launches import Launch
+from distbench.judge.gate_text import collect_text, number_text
+from distbench.records.launches import SECONDS, Launch, Unit, units_of
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Notes, Table
 from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
 from distbench.show.terminal import text_of
-from distbench.show.units import time_text, times_text
+from distbench.show.units import times_text
 from distbench.spec.discovery import argument_of
 from distbench.spec.printable_text import count_text
 from distbench.statistics.change_points import (
@@ -71,6 +72,8 @@ class Series:
         points: oldest first.
         levels: the launches between changes, in order.
         is_tested: whether the number of launches suffices to detect a change.
+        unit: of the points and levels; where a higher number is better, these are reciprocals.
+        more: how to collect more launches, or "" where `distbench ab` does that.
     """
 
     scenario: str
@@ -78,6 +81,8 @@ class Series:
     points: tuple[Point, ...]
     levels: tuple[Level, ...]
     is_tested: bool = True
+    unit: Unit = SECONDS
+    more: str = ""
 
     @property
     def changes(self) -> list[tuple[Point, float]]:
@@ -96,6 +101,7 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
         The series, largest change first, and sentences on omitted launches.
     """
     ordered = sorted(launches, key=lambda launch: launch.started_at)
+    units = units_of(ordered)
     newest = {launch.scenario: launch for launch in ordered}
     kept = [
         launch
@@ -107,7 +113,7 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     all_series: list[Series] = []
     for scenario in dict.fromkeys(launch.scenario for launch in kept):
         of_scenario = [launch for launch in kept if launch.scenario == scenario]
-        series, sentences = _of_scenario(scenario, of_scenario, pattern)
+        series, sentences = _of_scenario(scenario, of_scenario, pattern, units)
         all_series, notes = [*all_series, *series], [*notes, *sentences]
     scenarios = {series.scenario for series in all_series}
     of_latencies = [
@@ -133,7 +139,9 @@ def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
     return list(chain.from_iterable(together.values()))
 
 
-def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tuple[list[Series], list[str]]:
+def _of_scenario(
+    scenario: str, launches: Sequence[Launch], pattern: str, units: Mapping[str, Unit]
+) -> tuple[list[Series], list[str]]:
     """Return the series of a scenario's matching cases, and sentences on the penalty for a change."""
     ids = list(dict.fromkeys(name for launch in launches for name, case in launch.cases.items() if case.status == "ok"))
     if not any(_matches(scenario, case_id, pattern) for case_id in ids):
@@ -148,7 +156,8 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
     shown_rows = [
         (ids[row], logs[row], points.own[row]) for row in range(len(ids)) if _matches(scenario, ids[row], pattern)
     ]
-    if points.shared:
+    common = {unit for name, unit in units.items() if name in ids}
+    if points.shared and len(common) == 1:
         middle = np.nanmedian(logs, axis=1, keepdims=True)
         typical = np.nanmedian(logs - middle, axis=0) + middle.mean()
         shown_rows.insert(0, (f"all {len(ids)} cases, the median", typical, points.shared))
@@ -156,7 +165,11 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
     if by_commit != [launch for launch in launches if launch in by_commit]:
         notes.append(f"{scenario}: launches of one commit are shown together, although commits alternated")
     is_tested = not math.isnan(points.own_share)
-    return [_series(scenario, case_id, row, cuts, by_commit, is_tested) for case_id, row, cuts in shown_rows], notes
+    some_unit = common.pop() if common else SECONDS
+    return [
+        _series(scenario, case_id, row, cuts, by_commit, is_tested, units.get(case_id, some_unit))
+        for case_id, row, cuts in shown_rows
+    ], notes
 
 
 def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
@@ -180,6 +193,7 @@ def _series(
     cuts: Sequence[int],
     launches: Sequence[Launch],
     is_tested: bool,
+    unit: Unit,
 ) -> Series:
     """Return one case's points and levels. `cuts` are the columns of `logs` at which a level begins."""
     is_known = np.isfinite(logs)
@@ -198,10 +212,11 @@ def _series(
     bounds = [0, *(int(is_known[:cut].sum()) for cut in cuts), len(points)]
     seconds = [point.seconds for point in points]
     levels = (Level(*ends, float(np.exp(np.median(np.log(seconds[slice(*ends)]))))) for ends in pairwise(bounds))
-    return Series(scenario, case_id, points, tuple(levels), is_tested)
+    return Series(scenario, case_id, points, tuple(levels), is_tested, unit, launches[0].more if launches else "")
 
 
 MAX_CASES, MAX_STEADY = 40, 60
+PAIRS_ADVISED = 10
 SHORT_HASH = 8
 COLUMNS = ("<from", "<commit", "launches", "median of p10", "change")
 STEADY_COLUMNS = ("<scenario", "<case", "launches", "median of p10", "<from", "<commit")
@@ -229,18 +244,23 @@ def answer(series: Sequence[Series]) -> tuple[str, str]:
     cases = count_text(len(series), "case")
     if changed:
         point, change = max(changed[0].changes, key=lambda item: abs(item[1]))
-        since = f"{times_text(1 + change, 'before')} since {' '.join(_origin(point))}"
+        since = f"{times_text(1 + change, 'before', words=changed[0].unit.words)} since {' '.join(_origin(point))}"
         finding = f"{len(changed)} of {cases} changed. Largest change: {changed[0].case_id}: {since}"
         return f"{'FAIL' if slower else 'PASS'}: {finding}", _next_step(changed[0])
     launches = count_text(max(len(each.points) for each in series), "launch", "launches")
-    launch_both = f"Next: distbench ab REF_A REF_B -- {argument_of(series[0].scenario)}"
+    launch_both = f"Next: distbench ab REF_A REF_B -- {argument_of(series[0].scenario)}   "
+    compares, detects = f"{launch_both}(compares revisions)", f"{launch_both}(detects smaller changes)"
+    if more := series[0].more:
+        compares = detects = f"Next: {collect_text(more, PAIRS_ADVISED)}"
     if not any(each.is_tested for each in series):
-        return f"UNKNOWN: {launches} of {cases} are too few to detect a change", f"{launch_both}   (compares revisions)"
-    return f"PASS: no performance change in {cases} ({launches})", f"{launch_both}   (detects smaller changes)"
+        return f"UNKNOWN: {launches} of {cases} are too few to detect a change", compares
+    return f"PASS: no performance change in {cases} ({launches})", detects
 
 
 def _next_step(series: Series) -> str:
     """The command that shows whether the code caused the largest change."""
+    if series.more:
+        return f"Next: {collect_text(series.more, PAIRS_ADVISED)}"
     levels = zip(pairwise(series.levels), series.changes, strict=True)
     (before_level, after_level), _ = max(levels, key=lambda item: abs(item[1][1]))
     before, after = series.points[before_level.stop - 1], series.points[after_level.start]
@@ -252,17 +272,22 @@ def _next_step(series: Series) -> str:
 
 
 def _changed(series: Series) -> Table:
-    changes = ["", *(f"{100 * change:+.0f} %" for _, change in series.changes)]
+    changes = ["", *(f"{100 * series.unit.change(change):+.0f} %" for _, change in series.changes)]
     rows = [
-        (*_origin(series.points[level.start]), str(level.stop - level.start), time_text(level.seconds), change)
+        (
+            *_origin(series.points[level.start]),
+            str(level.stop - level.start),
+            number_text(level.seconds, series.unit),
+            change,
+        )
         for level, change in zip(series.levels, changes, strict=True)
     ]
     return Table(f"{series.scenario}: {series.case_id}", COLUMNS, rows)
 
 
 def _steady_row(series: Series) -> tuple[str, ...]:
-    count, time = str(len(series.points)), time_text(series.levels[0].seconds)
-    return series.scenario, series.case_id, count, time, *_origin(series.points[0])
+    count, number = str(len(series.points)), number_text(series.levels[0].seconds, series.unit)
+    return series.scenario, series.case_id, count, number, *_origin(series.points[0])
 
 
 def _origin(point: Point) -> tuple[str, str]:
@@ -289,18 +314,21 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
 
 def figure_of(series: Series) -> "Figure":
     """Draw a case's series: one point per launch, one line per level."""
+    unit = series.unit
+    numbers = [unit.given(point.seconds) for point in series.points]
     figure, [axes] = new_figure(1, 9, 3.6)
-    axes.plot(range(len(series.points)), [point.seconds for point in series.points], "o", color=GREY, markersize=4)
+    axes.plot(range(len(series.points)), numbers, "o", color=GREY, markersize=4)
     for level in series.levels:
-        axes.hlines(level.seconds, level.start - 0.4, level.stop - 0.6, color=BLUE, linewidth=2)
+        axes.hlines(unit.given(level.seconds), level.start - 0.4, level.stop - 0.6, color=BLUE, linewidth=2)
     for level, (point, change) in zip(series.levels[1:], series.changes, strict=True):
         colour = RED if change > 0 else BLUE
         axes.axvline(level.start - 0.5, color=colour, linewidth=1, linestyle=":")
-        words = f"{100 * change:+.0f} %\n{commit_text(point)}"
+        words = f"{100 * unit.change(change):+.0f} %\n{commit_text(point)}"
         axes.annotate(words, (level.start - 0.4, 1), xycoords=("data", "axes fraction"), va="top", color=colour)
     title = f"{series.case_id}: the 10th percentile of each launch's samples"
-    top = 1.25 * max(point.seconds for point in series.points)
-    axes.set(title=title, xlabel="launch, oldest first", ylabel="time", ylim=(0, top))
+    label = "time" if unit.name == SECONDS.name else unit.name
+    axes.set(title=title, xlabel="launch, oldest first", ylabel=label, ylim=(0, 1.25 * max(numbers)))
     axes.grid(axis="y")
-    label_axis(axes.yaxis, time_tick)
+    if unit.name == SECONDS.name:
+        label_axis(axes.yaxis, time_tick)
     return figure

@@ -127,11 +127,13 @@ class Span:
     Args:
         name: the launch's name.
         start: seconds since the epoch, 0 if unknown; likewise `end`.
+        pair: the name that it shares with its partner on the other side, or None.
     """
 
     name: str
     start: float
     end: float
+    pair: str | None = None
 
     @property
     def is_known(self) -> bool:
@@ -147,7 +149,7 @@ def spans_of(launches: Sequence[Launch]) -> dict[str, Span]:
     spans: dict[str, Span] = {}
     for some in together.values():
         start, end = min(run.started_at for run in some), max(run.ended_at for run in some)
-        spans |= {run.run_id: Span(run.run_id, start, end if run.ended_at else 0.0) for run in some}
+        spans |= {run.run_id: Span(run.run_id, start, end if run.ended_at else 0.0, run.pair) for run in some}
     return spans
 
 
@@ -161,6 +163,7 @@ class Pairing:
         num_left_out: number of launches in no pair, since they have no neighbour on the other side.
         refusal: the reason why launches are compared unpaired; "" if they alternated.
         is_disturbed: whether two launches of different sides ran at the same time.
+        is_given: whether the user named the pairs; then the order within a pair is unknown.
     """
 
     baseline: tuple[int, ...]
@@ -168,6 +171,7 @@ class Pairing:
     num_left_out: int = 0
     refusal: str = ""
     is_disturbed: bool = False
+    is_given: bool = False
 
     @property
     def interleaved(self) -> bool:
@@ -176,8 +180,14 @@ class Pairing:
 
 
 def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
-    """Return neighbours in time as pairs if the launches alternated, else all launches unpaired."""
+    """Return the pairs that the user named; otherwise neighbours in time, where the launches alternated.
+
+    Raises:
+        UserError: two launches of one side have the same pair.
+    """
     sides = (baseline, candidate)
+    if all(span.pair is not None for span in (*baseline, *candidate)):
+        return _given_pairs(sides)
     # A killed launch has no end time and is in no pair, since its overlap with other launches is unknown.
     timeline = sorted(
         (span.start, side, index) for side in (0, 1) for index, span in enumerate(sides[side]) if span.is_known
@@ -196,6 +206,22 @@ def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
         refusal = "some launches have no recorded start or end, so they cannot be paired"
     everyone = tuple(range(len(baseline))), tuple(range(len(candidate)))
     return Pairing(*everyone, refusal=refusal, is_disturbed=overlap is not None)
+
+
+def _given_pairs(sides: Sequence[Sequence[Span]]) -> Pairing:
+    by_name: list[dict[str | None, int]] = [{}, {}]
+    for side, indexes in zip(sides, by_name, strict=True):
+        for index, span in enumerate(side):
+            if span.pair in indexes:
+                both = f"launches {side[indexes[span.pair]].name} and {span.name} of one side have pair {span.pair!r}"
+                raise UserError(f"{both}; a pair is one launch per side")
+            indexes[span.pair] = index
+    names = [name for name in by_name[0] if name in by_name[1]]
+    left, right = (tuple(indexes[name] for name in names) for indexes in by_name)
+    refusal = "" if len(names) > 1 else "fewer than two launches have a partner with the same --pair"
+    if refusal:
+        left, right = (tuple(range(len(side))) for side in sides)
+    return Pairing(left, right, len(sides[0]) + len(sides[1]) - 2 * len(left), refusal, is_given=True)
 
 
 def _neighbours(

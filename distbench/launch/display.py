@@ -32,11 +32,12 @@ class Plain(Display):
         """Count the event, and print a line if the previous line is old enough."""
         if event["event"] == "caution":
             self._line(f"caution: {event['text']}")
-        # Relaunched ranks send the same plan again.
-        if event["event"] == "plan" and not self._total:
+        # Relaunched ranks send the same plan again; a sweep adds cases.
+        if event["event"] == "plan" and event["num_cases"] > self._total:
+            if not self._total:
+                self._start = self._now()
+                self._line(count_text(event["num_cases"], "case"))
             self._total = event["num_cases"]
-            self._start = self._now()
-            self._line(count_text(self._total, "case"))
         if event["event"] == "done":
             self._done += 1
             if event["status"] != "ok":
@@ -67,7 +68,7 @@ class Live(Display):
         match event["event"]:
             case "caution":
                 self._progress.console.print(f"caution: {clean(event['text'])}", markup=False, highlight=False)
-            case "plan" if self._progress.tasks[self._task].total is None:
+            case "plan" if event["num_cases"] > (self._progress.tasks[self._task].total or 0):
                 self._progress.update(self._task, total=event["num_cases"])
             case "case":
                 text = f"{self._scenario}: {clean(event['id'].partition('/')[2][:LONGEST_ID])}"

@@ -1,7 +1,7 @@
 """The peak memory of a step on a rank, measured and predicted: bytes by kind, phase and module.
 
-On CPU it comes from the allocator's record of a few steps: exact, independent of earlier work in the process, and valid
-for compiled modules too.
+On CPU the measured peak is from the allocator's record of a few steps. The peak is exact, independent of earlier work
+in the process, and valid for compiled modules.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from distbench.torch_private import (
 # Computation of a step's peak from the record of allocations of some steps: plain data in, plain data out.
 
 STEP, MODULE = "distbench step ", "distbench module: "  # marks: a step's number and a phase, a module's name
-# FSDP2's own marks, with the name of the module that it works for; without a name, the root.
+# FSDP2's marks, with the name of the module; without a name for the root.
 OF_FSDP = re.compile(r"FSDP::(?:all_gather|pre_|post_)\w*(?: \(([\w.]+)\))?$")
 GRADIENTS, OTHER, LOSS = "gradients", "other", "loss"
 NEVER = sys.maxsize
@@ -44,14 +44,14 @@ NEVER = sys.maxsize
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment of a call with the most memory.
+    """The peak memory of a call.
 
     Args:
-        num_bytes: held then, including memory from before the call.
-        by_kind: kind to bytes; "other" are activations, gathered parameters, and buffers of communication and
-            operators.
-        owner: name of the module, empty for the model itself; "loss" for tensors computed from its output; None for
-            other memory.
+        num_bytes: allocated bytes at the peak, including memory from before the call.
+        by_kind: bytes per kind. "other" means activations, gathered parameters, and buffers of communication and
+        operators.
+        owner: name of the module that allocated at the peak, empty for the model, "loss" for tensors after the model,
+        None for other memory.
     """
 
     num_bytes: int
@@ -62,7 +62,7 @@ class Peak:
 
 @dataclass
 class _HeldBlock:
-    """Memory handed out as the `start`th block of a step, and freed before its `end`th; both from 0."""
+    """A block allocated as number `start` of a step, and freed before block number `end`, counted from 0."""
 
     allocation: Allocation
     step: int
@@ -82,12 +82,12 @@ def peak_of(
 ) -> Peak:
     """Return the peak of the last of some steps.
 
-    A thread of gloo may free a buffer long after the step. When all steps hand out the same blocks, the earliest end of
-    each belongs to the step itself. Blocks of such threads have no mark and are left out.
+    A thread of gloo may free a buffer long after the step. If all steps allocate the same blocks, each block's earliest
+    end over the steps is used. Blocks that threads of gloo allocate have no mark and are left out.
 
     Args:
-        allocations: allocations of all steps, in order, under marks as `_marked_phases` sets them.
-        held: before the last step, pointer to kind and bytes.
+        allocations: allocations of all steps, in order, with the marks of `_marked_phases`.
+        held: kind and bytes by pointer, of memory before the last step.
         gradients: pointers of gradients at the end of the last step's backward.
         modules: maps nodes of backward to modules.
     """
@@ -120,7 +120,7 @@ def peak_of(
 
 
 def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
-    """Return the blocks of each step; if all steps have the same ones, each with its earliest end."""
+    """Return the blocks of each step. If all steps have the same blocks, each block has its earliest end."""
     steps: list[list[_HeldBlock]] = []
     live: dict[int, _HeldBlock] = {}
     for allocation in allocations:
@@ -152,7 +152,8 @@ def _step_of(inside: tuple[str | int, ...]) -> tuple[int, str] | None:
 
 
 def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | None:
-    """Return the owner of the last block, which makes the peak: the innermost module, or that of the backward node."""
+    """Return the owner of the last block, which causes the peak: the innermost module, or the backward node's
+    module."""
     if not until_peak:
         return None
     for mark in reversed(until_peak[-1].allocation.inside):
@@ -168,17 +169,17 @@ def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | N
     return LOSS if after_model else None
 
 
-NOT_COMPILED = "the tensors of compiled modules can be tracked only if these run uncompiled"
+NOT_COMPILED = "tensors of compiled modules cannot be tracked"
 UNCHECKED = "no check and no prediction of the peak (--check none)"
 NUM_STEPS = 3
 
 
 def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
-    """Return a step row's memory counters, of the rank with the most memory; runs untimed steps; collective.
+    """Return the memory counters of a step from the rank with the most memory. Runs untimed steps on all ranks.
 
-    `peak_bytes` (what torch's allocator has handed out), `peak_phase`, `peak_rank`, `predicted_peak_bytes`; on CPU also
-    `peak_owner` and `peak_by_kind` (as in `Peak`), on accelerators `peak_reserved_bytes`. Unknown values are None or
-    missing, and `memory_reason` has the reason.
+    The counters are `peak_bytes` (allocated by torch), `peak_phase`, `peak_rank` and `predicted_peak_bytes`, on CPU
+    also `peak_owner` and `peak_by_kind` (as in `Peak`), on accelerators also `peak_reserved_bytes`. Unknown values are
+    None or missing, with the reason in `memory_reason`.
     """
     own_counters: dict[str, Any] = {}
     reason = None
@@ -193,7 +194,7 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
         reason = str(error)
     of_ranks = context.gather((own_counters.get("peak_bytes", 0), own_counters))
     rank = max(range(len(of_ranks)), key=lambda candidate: of_ranks[candidate][0])
-    # Only on that rank: it shares its CPU with the others, and it sends nothing meanwhile.
+    # Only on that rank, because ranks share CPUs. The prediction sends nothing to other ranks.
     prediction: tuple[int | None, str | None] = (None, UNCHECKED)
     if context.check != "none":
         prediction = prediction_of(step) if context.rank == rank else (None, None)
@@ -205,9 +206,9 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
 
 
 def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | None, str | None]:
-    """Return the predicted peak of this rank in bytes, or the reason without one; the step must have run before.
+    """Return the predicted peak of this rank in bytes, or the reason for no prediction. The step must have run before.
 
-    `of_compiled` predicts the peak of a compiled step, too, as if it were not compiled.
+    With `of_compiled`, the peak of a compiled step is predicted as for an uncompiled step.
     """
     if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
@@ -220,26 +221,26 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
 
 
 def predicted_peak_bytes(step: TrainingStep) -> int:
-    """Return the bytes of the tensors alive at the peak of one step on this rank, which must have run before."""
+    """Return the bytes of live tensors at the peak of one step on this rank. The step must have run before."""
     held = state_of(step.optimizer), step.cache_tensors
     return peak_of_live_tensors(lambda: step(no_stamp), step.model, *held)
 
 
 def largest_known(of_ranks: Sequence[int | None]) -> int | None:
-    """Return the largest value; None unless all ranks have one."""
+    """Return the largest value, or None if a rank has no value."""
     sizes = [theirs for theirs in of_ranks if theirs is not None]
     return max(sizes) if len(sizes) == len(of_ranks) else None
 
 
 def measured_step_peak(step: TrainingStep) -> Peak:
-    """Return the peak of a step on this rank, from the record of NUM_STEPS steps; collective."""
+    """Return the peak of a step on this rank, from the record of NUM_STEPS steps. All ranks must call this."""
     step.model.zero_grad(set_to_none=True)
     resident: dict[int, tuple[str, int]] = {}
     gradients: set[int] = set()
 
     def some_steps() -> None:
         for number in range(NUM_STEPS):
-            # In the end, those of the last step.
+            # After the loop, storages before the last step.
             resident.clear()
             resident.update(_held_by(step))
             with _marked_phases(step, number, gradients) as stamp:
@@ -252,7 +253,8 @@ def measured_step_peak(step: TrainingStep) -> Peak:
 
 @contextlib.contextmanager
 def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iterator[Callable[[], None]]:
-    """Mark each phase of a step; yields the stamp that ends one, and reads the gradients' pointers after backward."""
+    """Mark each phase of a step. Yields a function that ends a phase, and reads the gradients' pointers after
+    backward."""
     names = list(step.phases)
     with contextlib.ExitStack() as phase:
         phase.enter_context(record_function(f"{STEP}{number} {names[0]}"))
@@ -269,7 +271,7 @@ def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iter
 
 
 def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
-    """Return the storages that a step keeps between two runs: pointer to kind and bytes."""
+    """Return kind and bytes by pointer, of storages that exist between two runs of a step."""
     kinds: dict[str, Any] = {
         # A module may keep tensors that are neither parameters nor buffers, such as a mask.
         OTHER: [dict(vars(module)) for module in step.model.modules()],
@@ -285,7 +287,7 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
 
 @contextlib.contextmanager
 def _marked_modules(model: nn.Module) -> Iterator[None]:
-    """Mark every module's forward, with its hooks: FSDP gathers for it inside."""
+    """Mark every module's forward with its hooks, because FSDP gathers parameters in hooks."""
     marks: list[record_function] = []
 
     def enter(name: str, *_: object) -> None:

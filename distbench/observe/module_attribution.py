@@ -2,8 +2,8 @@
 
 Each module records autograd's sequence number when its forward begins and ends. A node of backward has the number of
 its forward, so the innermost module around that number owns the node's collectives. Collectives of a hook on a finished
-gradient belong to the parameter's module, those after the model or before backward reaches it to the loss, and those in
-the optimizer's phase to the optimizer.
+gradient belong to the parameter's module. Collectives after the model, or before backward reaches the model, belong to
+the loss. Collectives in the optimizer's phase belong to the optimizer.
 """
 
 import contextlib
@@ -43,10 +43,10 @@ from distbench.torch_private import (
 
 
 class RunningModules:
-    """The module that runs: in forward the innermost, in backward that of the node's forward.
+    """The running module: in forward the innermost module, in backward the module of the node's forward.
 
-    Each thread numbers its own nodes. If checkpointing recomputes a forward on autograd's thread, as on accelerators,
-    nodes of backward still have the numbers of the first forward, which come from this object's thread.
+    Each thread numbers its nodes. If checkpointing recomputes a forward on autograd's thread, as on accelerators, nodes
+    of backward still have the numbers of the first forward, from the thread of this object.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -61,11 +61,11 @@ class RunningModules:
         return bool(self._spans)
 
     def is_after(self, position: int | None) -> bool:
-        """Return whether a node was made after all modules had run, so that it belongs to the loss."""
+        """Return whether a node was created after the forward of all modules, and belongs to the loss."""
         return position is not None and position >= max(end for _, end, _ in self._spans)
 
     def holder_of(self, parameter: object) -> str | None:
-        """Return the name of the module that has a parameter, empty for the root; None if no module has it."""
+        """Return the name of the module of a parameter, empty for the root, None if no module has the parameter."""
         if parameter is None or self._model is None:
             return None
         parameters = self._model.named_parameters()
@@ -85,11 +85,12 @@ class RunningModules:
 
     @property
     def running(self) -> str | None:
-        """The innermost module whose forward has begun and not ended."""
+        """The innermost module whose forward runs."""
         return self._stack[-1][0] if self._stack else None
 
     def owner(self, running: str | None, position: int | None) -> str | None:
-        """Module that ran, or that the node of this sequence number belongs to; empty for the root, or None."""
+        """Return the running module, or the module of the node with this sequence number; empty for the root, None if
+        unknown."""
         if running is not None or position is None:
             return running
         around = [(end - start, name) for start, end, name in self._spans if start <= position < end]
@@ -98,7 +99,8 @@ class RunningModules:
 
 @contextlib.contextmanager
 def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
-    """Hook every module, outermost: collectives of a parallel style's own hooks belong to its module."""
+    """Hook every module outside of its other hooks, so that collectives in hooks of a parallel style belong to the
+    module."""
     modules = RunningModules(model)
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules() if model is not None else ():
@@ -120,17 +122,17 @@ class Communication:
     """One collective of a step.
 
     Args:
-        phase: "forward", "backward" or "optimizer"; "other" between these in a step of the user's own; "call" without
-            a step.
-        source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over others), "autograd", or "model".
-        kind: as in CollectiveCall, and so are op and dtype.
-        mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group of no mesh dim.
+        phase: "forward", "backward" or "optimizer"; "other" for the rest of a user's step; "call" without a step.
+        source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over other mesh dims), "autograd", or
+        "model".
+        kind: as in CollectiveCall, like `op` and `dtype`.
+        mesh_dim: name of the mesh dim, or names joined by "x"; "?" for a group that is not a mesh dim.
         payload_bytes: nccl-tests' S.
-        owner: the module's name, empty for the root; LOSS, OPTIMIZER or STEP.
+        owner: the module's name, empty for the root, or LOSS, OPTIMIZER or STEP.
         owner_known: whether the owner was determined.
         redistribution: `"S(0)R->RR"`, empty for other collectives.
-        explicit: whether the user requested that redistribution; an operator's is implicit. None for other collectives.
-        group: global ranks of the group, sorted, joined by commas; of a message the sender, then the receiver.
+        explicit: whether the user requested the redistribution, rather than an operator. None for other collectives.
+        group: sorted global ranks of the group, joined by commas. For a message, the sender and the receiver.
     """
 
     phase: str
@@ -149,7 +151,7 @@ class Communication:
 
 
 class TracedRow(NamedTuple):
-    """One collective of one traced step; moments are seconds of this rank's clock, None if not measured."""
+    """One collective of one traced step, with times in seconds of this rank's clock, None if not measured."""
 
     what: Communication
     issued_s: float | None = None
@@ -168,7 +170,7 @@ class Traced(NamedTuple):
 
 
 def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext, clock_shared: bool) -> dict[str, Any]:
-    """Return all ranks' steps, phases and rows, in the format of the trace record."""
+    """Return the steps, phases and rows of all ranks in the format of the trace record."""
     by_rank: list[Sequence[Traced]] = context.gather(steps)
     lengths, phase_rows, rows, working = [], [], [], []
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
@@ -201,7 +203,7 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
                 rows.append([values[name] for name in TRACE_COLUMNS])
     return {
         "num_steps": len(steps),
-        # Of each step, or of none: readers take the n-th for the n-th step's.
+        # The lengths of all steps or no length, so that the n-th length belongs to the n-th step.
         "steps_s": lengths if len(lengths) == len(steps) else [],
         "phases": {"columns": PHASE_COLUMNS, "rows": phase_rows},
         "columns": TRACE_COLUMNS,
@@ -213,12 +215,13 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
 def communications_of(
     call: Call, phases: Sequence[str], plan: ParallelPlan, context: RankContext, model: nn.Module | None = None
 ) -> list[Communication]:
-    """Return every collective of one call, in the order of issue; all ranks of a real group must call this together.
+    """Return every collective of one call in the order of issue. All ranks of a real group must call this together.
 
     Args:
-        call: the function to run once; it stamps the end of each phase. Run it before, since a first run does set-up.
-        phases: names of its stamps; without any, one phase named "call".
-        plan: has the mesh dims of tensor and context parallel.
+        call: the function to run once, which stamps the end of each phase. Its first run must be earlier, because of
+        set-up.
+        phases: names of the stamps. If empty, the only phase is "call".
+        plan: the plan with the mesh dims of tensor and context parallel.
         model: the model whose modules own the collectives, if any.
     """
     communications: list[Communication] = []
@@ -233,10 +236,10 @@ def communications_of(
 
 
 class IssueContext(NamedTuple):
-    """Facts at the moment when a collective is issued; its owner is derived from them later."""
+    """The state at the issue of a collective, from which its owner is derived later."""
 
     phase: str
-    label: Label | None  # of FSDP or DTensor, whichever issues it
+    label: Label | None  # of FSDP or DTensor, if one of these issues the collective
     fsdp_owner: str | None  # the module for which FSDP communicates
     module: str | None  # the innermost module whose forward has begun
     position: int | None  # the sequence number of the node whose backward runs
@@ -246,7 +249,7 @@ class IssueContext(NamedTuple):
 
 
 class CollectiveTracker:
-    """Tracks a call's phases, labels and modules, and attributes each collective to its owner."""
+    """Tracker of a call's phases, labels and modules, which attributes each collective to its owner."""
 
     def __init__(
         self,
@@ -268,7 +271,7 @@ class CollectiveTracker:
         self._phase = next(self._names, self._phase)
 
     def issue_context(self, call: CollectiveCall | None = None) -> IssueContext:
-        """Return the running module, label and phase; cheap."""
+        """Return the running module, label and phase. This is cheap."""
         module = self._modules.running
         position = autograd_position() if module is None else None
         finished = self._modules.holder_of(finished_parameter()) if module is None else None
@@ -278,7 +281,8 @@ class CollectiveTracker:
         return IssueContext(phase, label, owner, module, position, finished, self._turn, message)
 
     def owner_of(self, issued_in: IssueContext) -> str | None:
-        """Return the module that issued it, empty for the root; or LOSS, OPTIMIZER; None if unknown."""
+        """Return the module that issued a collective, empty for the root, or LOSS, OPTIMIZER or STEP, None if
+        unknown."""
         if issued_in.fsdp_owner is not None:
             return issued_in.fsdp_owner
         if issued_in.phase in OWN_PHASES:
@@ -293,7 +297,7 @@ class CollectiveTracker:
         return None
 
     def communication(self, call: CollectiveCall, issued_in: IssueContext) -> Communication:
-        """Return one collective with its owner; must be called in the order of issue."""
+        """Return one collective with its owner. Call this in the order of issue."""
         phase, label = issued_in.phase, issued_in.label
         ranks = tuple(sorted(call.ranks))
         mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
@@ -304,7 +308,7 @@ class CollectiveTracker:
         if source == "ddp" and phase == "backward" and call.kind == "all_reduce":
             owner = USED_PARAMETERS
             if call.dtype != torch.int32:
-                # The reducer starts its buckets in their order.
+                # The reducer starts buckets in order.
                 owner = f"DDP bucket {self._buckets[issued_in.turn]}"
                 self._buckets[issued_in.turn] += 1
         ends = (self._rank, call.peer) if call.kind == "send" else (call.peer, self._rank)
@@ -326,7 +330,8 @@ class CollectiveTracker:
 
 
 def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message | None) -> str:
-    """Return "forward" or "backward" where they alternate: autograd and FSDP's reduction of gradients mean backward."""
+    """Return "forward" or "backward" in a pipeline schedule: autograd and FSDP's reduction of gradients mean
+    backward."""
     if message is not None:
         return message.phase
     is_reduced = call and call.kind in ("reduce_scatter", "all_reduce") and label and label.source == "fsdp"
@@ -337,7 +342,7 @@ def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message 
 def tracked_collectives(
     model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, meshes: Sequence[DeviceMesh]
 ) -> Iterator[CollectiveTracker]:
-    """Track one call, whose groups are those of the meshes."""
+    """Track one call on the groups of the meshes."""
     names = {module: name for name, module in model.named_modules()} if model is not None else {}
     with labelled_communication(names) as labels, running_modules(model) as modules:
         yield CollectiveTracker(phases, labels, modules, plan, meshes)
@@ -363,7 +368,8 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
 
 
 def _mesh_dims_by_ranks(meshes: Sequence[DeviceMesh]) -> dict[tuple[int, ...], str]:
-    """Map this rank's group along every choice of mesh dims, by its sorted ranks, to the fewest mesh dims."""
+    """Map the sorted ranks of this rank's group, for every choice of mesh dims, to the names of the fewest mesh
+    dims."""
     by_ranks: dict[tuple[int, ...], str] = {}
     for mesh in meshes:
         names, coordinate = mesh.mesh_dim_names or (), mesh.get_coordinate() or ()

@@ -1,4 +1,4 @@
-"""One step under torch's profiler: when kernels of collectives ran, and how much of that no other kernel covered."""
+"""One step under torch's profiler: times of kernels of collectives, and exposed times without another kernel."""
 
 import contextlib
 import json
@@ -28,9 +28,9 @@ from distbench.torch_private import FAMILIES, OTHERS, PEERS, kind_of, ranks_by_g
 
 # Host calls and phases of a step, from a profiler's events.
 #
-# kineto gives each kernel and copy the `correlation` of the runtime call that launched it, on whatever thread:
-# backward's are autograd's. Annotations that kineto draws on the device are of no use here: it keeps the innermost one
-# per stream alone (`Optimizer.step`, `FSDP::...`), and none of other threads.
+# Each kernel and copy has the `correlation` of the runtime call that launched the work, on any thread. Backward
+# launches on autograd's threads. kineto's annotations on the device are not usable here: a stream has only the
+# innermost annotation (`Optimizer.step`, `FSDP::...`), and none from other threads.
 
 MICRO = 1e-6
 # kineto's categories (ActivityType.h), and similar ones of vendors: "gpu_memcpy", "mlu_memset", ...
@@ -51,7 +51,7 @@ class HostCall(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A phase of a step: when the host ran it, and when its kernels ran; seconds.
+    """A phase of a step, with its time span on the host and the time span of its kernels, in seconds.
 
     A phase without known kernels ends on the device when the previous phase ends.
     """
@@ -79,7 +79,7 @@ def _span_of(event: Event) -> Span:
 
 
 class HostCalls:
-    """The host calls of one rank's events, by the work that they launched."""
+    """The host calls among one rank's events, by the launched work."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._by_number: dict[Any, HostCall] = {}
@@ -100,9 +100,9 @@ class HostCalls:
 
     @staticmethod
     def _note(where: dict[Any, HostCall], number: Any, event: Event) -> None:
-        """Keep the outer call of a number: a runtime call comes before the driver's call with its number.
+        """Store the outer call of a number: a runtime call begins before the driver's call with the same number.
 
-        0 is not a valid number: vendors' libraries give it to unknown calls.
+        0 is not a valid number, because vendors' libraries use 0 for unknown calls.
         """
         launch = HostCall(float(event["ts"]) * MICRO, event.get("tid"))
         if number and (number not in where or launch.at_s < where[number].at_s):
@@ -112,7 +112,7 @@ class HostCalls:
         """Return the call that launched an event of the device; None if the trace has none."""
         facts = event.get("args") or {}
         number, flow = facts.get("correlation"), self._flow_ends.get(_place(event))
-        # kineto numbers a flow as its call; others number flows separately.
+        # In kineto a flow has the number of its call. Other profilers number flows separately.
         call = self._by_number.get(number) or self._by_flow.get(flow) or self._by_flow.get(number)
         return call or self._by_number.get(flow) or self._by_operator.get(facts.get(NUMBER))
 
@@ -122,10 +122,10 @@ def _place(event: Event) -> tuple[Any, Any, float]:
 
 
 def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Phase]:
-    """Return the phases in the host's order, with the times of their kernels.
+    """Return the phases in the order on the host, with the times of their kernels.
 
-    A launch belongs to the phase whose annotation was open then, on any thread: while autograd's thread works, the
-    thread that opened it waits.
+    A launch on any thread belongs to the phase that was open at that time, because the annotating thread waits for
+    autograd's thread.
     """
     launches = launches or HostCalls(events)
     hosts = _hosts_phases(events)
@@ -158,8 +158,8 @@ def _place_among(hosts: Sequence[tuple[Span, str]], launch: HostCall) -> int | N
 
 
 def in_no_phase(events: Sequence[Event], launches: HostCalls) -> tuple[int, int, int]:
-    """Return the numbers of device events without a launch in the trace, of those launched in no phase (such as by a
-    thread that continues after the phases), and of all.
+    """Return the numbers of device events without a launch in the trace, of device events launched in no phase (such as
+    by a thread that continues after the phases), and of all device events.
     """
     hosts = _hosts_phases(events)
     calls = [launches.of(event) for event in events if is_on_device(event)]
@@ -167,15 +167,15 @@ def in_no_phase(events: Sequence[Event], launches: HostCalls) -> tuple[int, int,
     return calls.count(None), outside, len(calls)
 
 
-# The host's calls of collectives (`record_param_comms`), and the kernels of each.
+# The host's calls of collectives (`record_param_comms`), and the kernels of each call.
 #
-# kineto puts a call's facts with a kernel that was launched while it was open. NCCL launches a batch of messages
-# (`batch_isend_irecv`, and other calls that torch coalesces) when the batch ends, with no call open: those kernels
-# have no facts, and belong to the calls before them that have no kernel.
+# kineto adds a call's facts to the kernels that were launched during the call. NCCL launches a batch of messages
+# (`batch_isend_irecv`, and other calls that torch coalesces) when the batch ends, after the calls. Kernels of batches
+# have no facts, and belong to the preceding calls without kernels.
 
-# Kernels of NCCL and RCCL (ncclDevKernel_..., ncclKernel_..., ncclSymDevKernel_...), libraries made after them (MCCL,
-# CNCL), MSCCL, oneCCL and Ascend's HCCL, torch's over symmetric memory, vLLM's; some profilers leave C++ names as they
-# are.
+# Kernels of NCCL and RCCL (ncclDevKernel_..., ncclKernel_..., ncclSymDevKernel_...), similar libraries (MCCL, CNCL),
+# MSCCL, oneCCL, Ascend's HCCL, torch's kernels over symmetric memory, and vLLM's kernels. Some profilers do not
+# demangle C++ names.
 OF_COMMUNICATION = re.compile(
     r"(?:nccl|rccl|mccl|cncl)\w*kernel|msccl|oneccl_|hcom_|nvshmem|_shot_all_reduce|multimem_all_|cross_device_reduce",
     re.IGNORECASE,
@@ -184,7 +184,7 @@ COLLECTIVE, GROUP = "Collective name", "Process Group Name"
 
 
 class HostCollective:
-    """One call: the profiler's facts, and when it was open (seconds of the profiler's clock)."""
+    """One call, with the profiler's facts and its time span in seconds of the profiler's clock."""
 
     def __init__(self, facts: Event, at_s: float, ended_s: float) -> None:
         self.facts, self.at_s, self.ended_s = facts, at_s, ended_s
@@ -193,18 +193,18 @@ class HostCollective:
 
     @property
     def communicates(self) -> bool:
-        """Return whether its kind has a kernel: others wait, or set something up."""
+        """Return whether the call's kind has a kernel. Other kinds wait or do set-up."""
         return kind_of(str(self.facts[COLLECTIVE])) in (*FAMILIES, *OTHERS)
 
 
 @cache
 def communicates(kernel: str) -> bool:
-    """Return whether a kernel's name is of a communication library; names are long, and few."""
+    """Return whether a kernel's name is of a communication library. The cache helps because few names repeat often."""
     return OF_COMMUNICATION.search(kernel) is not None
 
 
 class HostCollectives:
-    """The calls of one rank's events, by the kernels that they launched."""
+    """The calls of collectives among one rank's events, by the launched kernels."""
 
     def __init__(self, events: Sequence[Event], launches: HostCalls) -> None:
         self._launches = launches
@@ -222,7 +222,7 @@ class HostCollectives:
         self._of_kernels = self._find([event for event in events if is_on_device(event)])
 
     def of(self, event: Event) -> tuple[HostCollective, ...] | None:
-        """Return the calls of a kernel, () if it communicates without a known call; None for other work."""
+        """Return the calls of a kernel, () if the kernel communicates without a known call, None for other work."""
         return self._of_kernels.get(id(event))
 
     def _find(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...] | None]:
@@ -242,7 +242,7 @@ class HostCollectives:
         return by_event | self._of_batches(silent) | self._of_copies(events)
 
     def _by_facts(self, event: Event) -> HostCollective:
-        """Return the call of a kernel's facts; other kernels with its number are of the same call."""
+        """Return the call of a kernel's facts. Other kernels with the same number belong to the same call."""
         facts, launch = event["args"], self._launches.of(event)
         number = facts.get(NUMBER)
         call = self._by_number.get(number) if number else self._around(launch)
@@ -255,7 +255,7 @@ class HostCollectives:
         return call
 
     def _around(self, launch: HostCall | None) -> HostCollective | None:
-        """Return the innermost call of its thread that was open at a launch."""
+        """Return the innermost call on the same thread that was open at a launch."""
         if launch is None:
             return None
         calls = self._by_thread.get(launch.thread, [])
@@ -266,9 +266,10 @@ class HostCollectives:
         return call
 
     def _of_batches(self, kernels: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
-        """Map kernels launched without an open call to the thread's calls without a kernel since the last such launch.
+        """Map kernels launched outside of calls to the thread's calls without a kernel since the previous launch
+        outside of calls.
 
-        A kernel of the same name that follows on its stream without a call in between belongs to the same batch.
+        The next kernel with the same name on the same stream belongs to the same batch, if no call is in between.
         """
         launched = [(launch, event) for event in kernels if (launch := self._launches.of(event))]
         by_event: dict[int, tuple[HostCollective, ...]] = {}
@@ -289,8 +290,7 @@ class HostCollectives:
     def _of_copies(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
         """Map copies with the number of a call without a kernel to that call.
 
-        NCCL over symmetric memory moves data without reductions by copy engines, and kineto gives facts to kernels
-        only.
+        NCCL over symmetric memory moves data without reductions by copy engines, and kineto adds facts only to kernels.
         """
         by_event: dict[int, tuple[HostCollective, ...]] = {}
         for event in filter(_is_copy, events):
@@ -301,7 +301,7 @@ class HostCollectives:
 
 
 def _nest(calls: list[HostCollective]) -> None:
-    """Order a thread's calls, and link each to the call that it was made in."""
+    """Sort a thread's calls, and link each nested call to the call around it."""
     calls.sort(key=lambda call: (call.at_s, -call.ended_s))
     around: list[HostCollective] = []
     for call in calls:
@@ -314,11 +314,11 @@ def _nest(calls: list[HostCollective]) -> None:
 # Collectives among the kernels of a profiled step.
 #
 # The profiler writes a collective's name, sizes and process group with its kernel (kineto's `output_json.cpp`); kernels
-# are renamed from one NCCL to the next. Without these facts a kernel is of the host's calls that launched it; without
-# such calls its name alone shows that it communicates, and it hides no other kernel.
-# A collective's duration is its kernels', so it includes waiting for the slowest rank, as all NCCL durations do.
+# are renamed from one NCCL to the next. A kernel without these facts belongs to the host's calls that launched the
+# kernel. A kernel without such calls is recognised by its name, and does not reduce exposed times. A collective's
+# duration is the duration of its kernels, which includes waiting for the slowest rank, as in all NCCL durations.
 
-# The profiler's names of dtypes (c10::toString) to bytes per element; for other dtypes, bytes are not compared.
+# Bytes per element by the profiler's names of dtypes (c10::toString). For other dtypes, bytes are not compared.
 DTYPE_BYTES = {
     **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
     **dict.fromkeys(("Float", "Int", "UInt32"), 4),
@@ -330,19 +330,19 @@ MEETING = "barrier"  # has a kernel, and moves nothing
 
 
 class Ran(NamedTuple):
-    """One collective's kernels; moments are seconds of the profiler's clock."""
+    """The kernels of one collective, with times in seconds of the profiler's clock."""
 
     kind: str  # as in Communication; UNNAMED if unknown
     group: str  # name of its process group
     begun_s: float
     ended_s: float
-    exposed_s: float  # without any other kernel or copy; of a batch that one kernel moved, an equal part
+    exposed_s: float  # without another kernel or copy; an equal share for each message of a batch in one kernel
     payload_bytes: int | None = None  # nccl-tests' S by the profiler's count, None if not recorded
-    issued_s: float = 0.0  # when the host called it; its begin if that is unknown
+    issued_s: float = 0.0  # time of the host's call, or of the begin if the call is unknown
 
 
 def collectives_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Ran]:
-    """Return the collectives on one rank's device, in the order of their begin, from the events of a Chrome trace of
+    """Return the collectives on one rank's device in order of begin, from the events of a Chrome trace of
     `torch.profiler` (`ts` and `dur` in microseconds).
 
     NCCL may run one collective in several kernels, and messages of one batch in a single kernel.
@@ -376,10 +376,11 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
 def matched(
     rows: Sequence[Communication], kernels: Sequence[Ran], group_names: Mapping[str, str]
 ) -> tuple[list[Ran | None], str | None]:
-    """Return each row's kernel: the n-th collective of a group is its n-th kernel, as a group's kernels run in order.
+    """Return each row's kernel. The n-th collective of a group has the group's n-th kernel, because a group's kernels
+    run in order.
 
-    Messages between two ranks are matched separately, in the order in which the host called them; where they differ
-    from the rows' messages, only messages have no times.
+    Messages between two ranks are matched separately, in the order of the host's calls. If the messages differ from the
+    rows' messages, only messages have no times.
 
     Args:
         rows: the collectives that one step issued on this rank.
@@ -387,7 +388,7 @@ def matched(
         group_names: process group name to its ranks as a row's `group` has them.
 
     Returns:
-        One kernel per row, all None with a sentence if rows and kernels do not fit together.
+        One kernel per row and None; or only None and a sentence, if rows and kernels do not match.
     """
     none: list[Ran | None] = [None] * len(rows)
     unnamed = sum(ran.kind == UNNAMED for ran in kernels)
@@ -407,7 +408,7 @@ def matched(
             for (group, kind), count in counts.items()
         ]
         differing += [f"{unnamed} kernels communicate without a recorded collective"] if unnamed else []
-        return none, f"the profiler's kernels differ from the issued collectives: {'; '.join(differing)}"
+        return none, f"kernels in the profiler's trace differ from the issued collectives: {'; '.join(differing)}"
     waiting: dict[str, list[Ran]] = {}
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
@@ -419,24 +420,24 @@ def matched(
     ]
     for row, kernel in zip(rows, row_kernels, strict=True):
         if kernel is not None and kernel.kind != row.kind:
-            return none, f"kernels of {row.group} ran in another order than their collectives were issued"
+            return none, f"kernels of group {row.group} ran in another order than the issue of their collectives"
     return row_kernels, None
 
 
 def _differences(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
     """Return rows and kernels with different bytes, and the number of messages without a kernel, as sentences."""
     sentences = [
-        f"{row.kind} over ranks {row.group} of {row.payload_bytes} B; its kernel moved {ran.payload_bytes} B"
+        f"{row.kind} over ranks {row.group} has {row.payload_bytes} B, but its kernel moved {ran.payload_bytes} B"
         for row, ran in zip(rows, kernels, strict=True)
         if ran is not None and ran.payload_bytes not in (None, row.payload_bytes)
     ]
     if num_messages := sum(ran is None for row, ran in zip(rows, kernels, strict=True) if row.kind in PEERS):
-        sentences.append(f"{num_messages} messages have no kernel in the profiler's trace, and no times")
+        sentences.append(f"{num_messages} messages have no times, because the profiler's trace has no kernel for them")
     return sentences
 
 
 BETWEEN_EVENTS = re.compile(r"[\s,]*")
-# kineto writes names without escapes, and divisions by zero as C++ prints them.
+# kineto writes names without escapes, and divisions by zero as inf or nan.
 NAMED = re.compile(r'("name": ")(.*)(", "pid": )')
 NO_NUMBER = re.compile(r"(?<=\": )-?(inf|nan)\b")
 END_OF_EVENT = "\n  }"
@@ -445,7 +446,7 @@ ALIVE_EVERY = 20_000  # events; some tenths of a second
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """A step as its kernels ran; moments are seconds of the profiler's clock."""
+    """A profiled step, with times in seconds of the profiler's clock."""
 
     traced: Traced
     differences: list[str]  # between kernels and issued collectives, as sentences
@@ -458,9 +459,9 @@ def profiled_step(
     rows: Sequence[Communication],
     on_progress: Callable[[], None] = lambda: None,
 ) -> ProfiledStep:
-    """Run a step under the profiler, collective; `rows` are the collectives of another run of it.
+    """Run a step under the profiler on all ranks. `rows` are the collectives of another run of the step.
 
-    `on_progress` is called repeatedly: reading a large trace takes minutes.
+    `on_progress` is called repeatedly, because reading a large trace takes minutes.
     """
     names = iter(step.phases)
     _begin_profiling(context.device)
@@ -487,7 +488,7 @@ def profiled_step(
             events = list(events_in(file, on_progress))
         return step_of_events(events, step.phases, cpu_s, rows, ranks_by_group_name())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        # A vendor's profiler may write anything; the other ranks wait for this one.
+        # A vendor's profiler may write invalid data. A failure here would leave the other ranks waiting.
         traceback.print_exc()
         reason = f"the profiler's trace cannot be read ({error})"
         return ProfiledStep(_untimed(rows, cpu_s), [reason], reason)
@@ -499,7 +500,7 @@ def _untimed(rows: Sequence[Communication], cpu_s: float) -> Traced:
 
 @cache
 def _begin_profiling(device: torch.device) -> None:
-    """Profile once: the first use sets the vendor's library up, which takes seconds and may lose the first kernels."""
+    """Profile once, because the first use takes seconds for set-up of the vendor's library, and may lose kernels."""
     with profile(activities=profiler_activities(device)):
         torch.ones(1, device=device)
         synchronize(device)
@@ -512,9 +513,10 @@ def step_of_events(
     rows: Sequence[Communication],
     group_names: dict[str, str],
 ) -> ProfiledStep:
-    """Convert a profiled step's events (of a Chrome trace) to a traced step.
+    """Convert a profiled step's events from a Chrome trace to a traced step.
 
-    `rows` are its collectives in the order of issue, `group_names` maps names to ranks as in `Communication.group`.
+    `rows` are the collectives in order of issue. `group_names` maps names to ranks in the format of
+    `Communication.group`.
     """
     launches = HostCalls(events)
     kernels = collectives_among(events, launches)
@@ -525,32 +527,34 @@ def step_of_events(
     ]
     device_phases = phases_among(events, launches)
     if [phase.name for phase in device_phases] != list(phases):
-        reason = reason or f"the device ran phases {[phase.name for phase in device_phases]}, not {list(phases)}"
+        reason = reason or f"the device ran phases {[phase.name for phase in device_phases]} instead of {list(phases)}"
         return ProfiledStep(_untimed(rows, cpu_s), [reason], reason)
-    # Kernels that forward launched for later may end after the first kernels of backward.
+    # Kernels launched in forward may end after the first kernels of backward.
     ends = [*accumulate((phase.ended_s for phase in device_phases), max)]
     traced = Traced(min(phase.begun_s for phase in device_phases), ends, cpu_s, traced_rows)
     if reason:
         return ProfiledStep(traced, [reason], reason)
     sentences = _differences(rows, ran)
     if unnamed := sum(kernel.kind == UNNAMED for kernel in kernels):
-        sentences.append(f"{unnamed} kernels communicate without a recorded collective; they hide no exposed time")
+        sentences.append(
+            f"{unnamed} kernels communicate without a recorded collective, and do not reduce exposed times"
+        )
     num_lost, outside, num_events = in_no_phase(events, launches)
     for count, why in ((num_lost, "have no launch in the trace"), (outside, "were launched before or after the step")):
-        sentences += [f"{count} of {num_events} kernels and copies {why}; they are in no phase"] if count else []
+        sentences += [f"{count} of {num_events} kernels and copies {why}, and belong to no phase"] if count else []
     return ProfiledStep(traced, sentences, None)
 
 
 def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-    """Events of a Chrome trace one by one; parsing a large one at once would stop this rank's progress reports.
+    """Yield the events of a Chrome trace one by one, because parsing a large trace at once would stop progress reports.
 
     Raises:
-        ValueError: it ends in the middle, as on a full disk, or an event is not JSON.
+        ValueError: the trace is incomplete, as on a full disk, or an event is not JSON.
     """
     text, decoder = file.read_text(encoding="utf-8", errors="replace"), json.JSONDecoder()
     at = text.find("[", text.find('"traceEvents"')) + 1 if '"traceEvents"' in text else 0
     if not at:
-        raise ValueError("it has no list of events")
+        raise ValueError("no list of events")
     number = 0
     while text[at := _next_event(text, at)] != "]":
         try:
@@ -567,12 +571,12 @@ def _next_event(text: str, at: int) -> int:
     match = BETWEEN_EVENTS.match(text, at)
     assert match is not None
     if match.end() == len(text):
-        raise ValueError("it ends in the middle; is the disk of temporary files full?")
+        raise ValueError("the trace is incomplete; check that the disk of temporary files is not full")
     return match.end()
 
 
 def _repaired(text: str, at: int, number: int) -> tuple[Any, int]:
-    """Return an event that kineto wrote as invalid JSON, and where it ends."""
+    """Return an event that kineto wrote as invalid JSON, and the position of its end."""
     end = text.find(END_OF_EVENT, at) + len(END_OF_EVENT)
     if end < len(END_OF_EVENT):
         _next_event(text, len(text))
@@ -581,4 +585,4 @@ def _repaired(text: str, at: int, number: int) -> tuple[Any, int]:
     try:
         return json.loads(repaired, strict=False), end
     except json.JSONDecodeError as error:
-        raise ValueError(f"its event {number} is not JSON: {error}") from error
+        raise ValueError(f"event {number} is not JSON: {error}") from error

@@ -30,11 +30,11 @@ from distbench.statistics.intervals import median
 from distbench.torch_private import Issued, timed_collectives
 
 NUM_STEPS, ROUNDS = 3, 5
-# Of long steps, overhead is measured in fewer rounds: those that begin within this many seconds.
+# Seconds in which rounds of the overhead measurement begin, which limits the number of rounds of long steps.
 OVERHEAD_S = 2.0
 MAX_DIFFERENCES = 20
-OVERLAP_SHARES_CPUS = "on CPU, gloo's threads need the CPUs that backward runs on"
-NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective when it issues it, and gloo's threads need the same CPUs"
+OVERLAP_SHARES_CPUS = "on CPU, gloo's threads and backward share the CPUs"
+NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective at once, and gloo's threads share the CPUs"
 METHOD = "timed operators of c10d"
 
 
@@ -43,18 +43,19 @@ class Tracing:
     """Facts of the launch for a traced pass."""
 
     clock_shared: bool  # all ranks read the same monotonic clock
-    on_progress: Callable[[], None] = lambda: None  # called repeatedly: a long trace is not a hang
+    on_progress: Callable[[], None] = lambda: None  # called repeatedly, since a long trace is not a hang
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Traces a step that was timed and checked; the step's values change."""
+    """Tracing of a step after its timing and check. Tracing changes the step's values."""
 
     step: TrainingStep
     context: RankContext
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of the case's trace record; collective. `counters` hold the peak of memory."""
+        """Return the fields of the case's trace record. All ranks must call this. `counters` contain the memory
+        peak."""
         if not known_device(self.context.device.type).waits_on_host:
             return self._profiled(tracing, counters)
         steps = self.timed(NUM_STEPS)
@@ -70,7 +71,7 @@ class StepTrace:
         }
 
     def timed(self, num_steps: int) -> list[Traced]:
-        """Trace some runs of the step on CPU, from its initial values."""
+        """Trace `num_steps` runs of the step on CPU, from its initial values."""
         self._restart()
         return [traced(self.step, self.context) for _ in range(num_steps)]
 
@@ -107,7 +108,7 @@ class StepTrace:
 
 
 def traced(step: TrainingStep, context: RankContext) -> Traced:
-    """Run one step with every collective recorded; its device must be the CPU."""
+    """Run one step on CPU, and record every collective."""
     issued_calls: list[tuple[Issued, Any]] = []
     ends: list[float] = []
     with (
@@ -132,7 +133,7 @@ def traced(step: TrainingStep, context: RankContext) -> Traced:
 
 
 def _run(step: TrainingStep, context: RankContext) -> float:
-    """Run one step without tracing; return its CPU seconds on this rank, all threads."""
+    """Run one step without tracing, and return the CPU seconds of all threads of this rank."""
     dist.barrier(context.control)
     before = time.process_time()
     step(no_stamp)
@@ -140,7 +141,7 @@ def _run(step: TrainingStep, context: RankContext) -> float:
 
 
 def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
-    """Return CPU seconds of bare and traced steps, summed over ranks; their order changes each round."""
+    """Return CPU seconds of untraced and traced steps, summed over ranks. The order alternates between rounds."""
     bare_cpu, traced_cpu = [], []
     began_s = time.monotonic()
     for number in range(ROUNDS):
@@ -156,14 +157,15 @@ def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dic
 
 
 def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]:
-    """Return the overhead from each rank's CPU seconds of bare and of traced steps."""
+    """Return the overhead from each rank's CPU seconds of untraced and traced steps."""
     bare_s, traced_s = ([sum(turn) for turn in zip(*of_ranks, strict=True)] for of_ranks in zip(*by_rank, strict=True))
     ratio = median([after / before for before, after in zip(bare_s, traced_s, strict=True) if before > 0])
     return {"rounds": len(bare_s), "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
 
 
 def _memory(step: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
-    """Measured and predicted peak bytes of the rank with the most; also of compiled modules, as this comes last."""
+    """Measured and predicted peak bytes of the rank with the highest peak. The prediction includes compiled modules,
+    because this runs last."""
     predicted, reason = prediction_of(step, of_compiled=True)
     of_ranks = context.gather((predicted, reason))
     return {

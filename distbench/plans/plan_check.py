@@ -12,7 +12,7 @@ from torch import nn
 
 from distbench.plans.batch import Batch
 from distbench.plans.fsdp import is_function, policies_of, present, setter_arguments
-from distbench.plans.model import tensors_of
+from distbench.plans.model import name_of, tensors_of
 from distbench.plans.module_patterns import (
     AUTO,
     annotations_by_parameter,
@@ -518,6 +518,8 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
         yield f"context parallel needs mesh dim {plan.cp.mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
         return
     size = context.size(plan.cp.mesh_dim)
+    if size > 1:
+        yield from _unexchanged_attention(model)
     chunks = size * 2 if plan.cp.balances else size
     sequences = batch.sequence_dims_of(plan.cp)
     over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
@@ -529,6 +531,19 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
             unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other length"
             works = f"use a multiple of {chunks}{unbalanced}" if length > 1 else "leave cp out for one token"
             yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
+
+
+def _unexchanged_attention(model: nn.Module) -> Iterator[str]:
+    """Report a transformers model whose attention does not call what context parallel replaces, as one with sinks."""
+    for module in model.modules():
+        used = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if isinstance(used, str) and used != "sdpa":
+            yield (
+                "context parallel exchanges keys and values only in scaled_dot_product_attention, and "
+                f"{name_of(module)} has attn_implementation={used!r}, which would see one rank's part of the sequence; "
+                "use attn_implementation='sdpa', or leave cp out if the model rejects it, as one with attention sinks"
+            )
+            return
 
 
 def _compile_problems(plan: ParallelPlan) -> Iterator[str]:

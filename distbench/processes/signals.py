@@ -1,4 +1,4 @@
-"""Signals that stop a command: handled as Ctrl-C, or noted for a loop that polls them."""
+"""Signals that stop a command, handled as Ctrl-C or recorded for a polling loop."""
 
 import contextlib
 import signal
@@ -11,7 +11,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def stopped_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first stop signal; later ones are ignored during cleanup.
+    """Raise KeyboardInterrupt at the first stop signal, and ignore later stop signals during cleanup.
 
     A signal that this process ignores from its start (SIGHUP under nohup) remains ignored. A nested call has no effect.
     """
@@ -38,22 +38,22 @@ def _ignore_interrupts() -> None:
 
 
 class Stop:
-    """Whether this process has received a stop signal."""
+    """The state of whether this process has received a stop signal."""
 
     def __init__(self) -> None:
         self.is_requested = False
 
     def note(self, signum: int, frame: object) -> None:
-        """A signal's handler."""
+        """Handle a signal."""
         self.is_requested = True
 
 
 @contextlib.contextmanager
 def noted_stop() -> Iterator[Stop]:
-    """Note stop signals for a loop that polls them; in any order and number, they interrupt nothing.
+    """Record stop signals for a loop that polls the result. The signals do not interrupt the loop.
 
-    A signal that this process ignores from its start remains ignored. After a noted signal, signals that would raise
-    KeyboardInterrupt are ignored too.
+    A signal that this process ignores from its start remains ignored. After a recorded signal, signals that would raise
+    KeyboardInterrupt are also ignored.
     """
     stop = Stop()
     with _handled(stop.note):

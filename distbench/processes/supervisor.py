@@ -1,11 +1,11 @@
-"""`python supervisor.py GRACE COMMAND...`: run a command, and end every process that it leaves.
+"""`python supervisor.py GRACE COMMAND...`: run a command, and end all its remaining processes.
 
-Linux re-parents an orphan to its nearest ancestor that is a child subreaper (prctl(2)). So every process that the
-command starts remains a descendant of this process, also a child that forks twice, creates its own session, or clears
-its environment. When the command has ended, the remaining descendants are killed and waited for.
+Linux re-parents an orphan to its nearest ancestor that is a child subreaper (prctl(2)). Every process that the command
+starts therefore remains a descendant of this process, even a child that forks twice, creates a session, or clears its
+environment. After the end of the command, the remaining descendants are killed.
 
-There are two such processes, one a child of the other: when one of them is killed, the other ends the remaining
-processes. This file is run by its path and imports few modules, since each launch starts it.
+Two supervisors run, and the second is a child of the first. If one supervisor is killed, the other ends the remaining
+processes. This file is run by its path and imports few modules, because each launch starts it.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ PARENT_PID = "DISTBENCH_PARENT_PID"
 GRACE_S, KILL_S, KILL_POLL_S = 5.0, 5.0, 0.001
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOPS: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-# Python ignores these signals, and a command must not inherit that.
+# Python ignores these signals, and a command must not inherit the ignored state.
 IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 NOT_STARTED = 2
 
@@ -33,7 +33,7 @@ def main(grace_s: float, command: list[str]) -> None:
     adopt_orphans()
     pid = os.fork()
     if not pid:
-        os.setsid()  # a signal to the group of one supervisor spares the other
+        os.setsid()  # a signal to the process group of one supervisor does not reach the other
         die_with_parent(signal.SIGTERM)
         adopt_orphans()
         pid = _spawn(command, mask)
@@ -41,9 +41,10 @@ def main(grace_s: float, command: list[str]) -> None:
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Request a signal for the end of this process's parent, and end at once where the parent has ended already.
+    """Request a signal for the end of this process's parent, or end at once if the parent has ended already.
 
-    The environment's PARENT_PID is the parent's pid, and is set to this process's pid afterwards. Linux only.
+    The environment variable PARENT_PID is the parent's pid before the call, and this process's pid after the call.
+    Linux only.
     """
     if sys.platform != "linux":
         return
@@ -55,19 +56,23 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the new parent of every descendant whose own parent ends. Linux only."""
+    """Make this process the new parent of every descendant whose parent ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_descendants() -> None:
-    """Kill all descendants and wait for them, at most KILL_S. The children of a killed process become children of this
+    """Kill all descendants, and wait at most KILL_S seconds. The children of a killed process become children of this
     process, and are killed next."""
     deadline_s = time.monotonic() + KILL_S
     while _reaped(0)[1]:
         pids = _children()
         if time.monotonic() > deadline_s:
-            print(f"processes that cannot be killed: {', '.join(map(str, pids))}", file=sys.stderr, flush=True)
+            print(
+                f"distbench: warning: processes {', '.join(map(str, pids))} cannot be killed",
+                file=sys.stderr,
+                flush=True,
+            )
             return
         for pid in pids:
             try:
@@ -88,7 +93,7 @@ def _spawn(command: list[str], mask: set[int | signal.Signals]) -> int:
 
 
 def _wait(pid: int, grace_s: float) -> int:
-    """The exit code of a child, negative for a signal; afterwards no descendant is left."""
+    """The exit code of a child, negative for a signal. All descendants end before the return."""
     deadline_s, exit_code = None, None
     while exit_code is None:
         left_s = 3600.0 if deadline_s is None else deadline_s - time.monotonic()
@@ -105,7 +110,7 @@ def _wait(pid: int, grace_s: float) -> int:
 
 
 def _reaped(pid: int) -> tuple[int | None, bool]:
-    """Collect ended children: the exit code of this child, if it has ended, and whether others are left."""
+    """Collect ended children. Return this child's exit code, if the child has ended, and whether children remain."""
     exit_code = None
     while True:
         try:
@@ -127,7 +132,7 @@ def _children() -> list[int]:
         try:
             with io.FileIO(f"{folder.path}/stat") as file:
                 stat = file.read()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         # proc(5): "pid (name) state ppid ..."; the name may contain any character, also closing brackets.
         if int(stat.rpartition(b")")[2].split()[1]) == os.getpid():

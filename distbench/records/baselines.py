@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from distbench.records import foreign_numbers
+from distbench.records.foreign_numbers import NumberColumns
 from distbench.records.launches import Launch, Value, launch_of
 from distbench.records.machine import slug
 from distbench.records.nccl_tests import read_nccl_tests
-from distbench.records.results_folder import BASELINES, read_each, run_files_in
+from distbench.records.results_folder import BASELINES, NO_RUNS, read_each, run_files_in
 from distbench.records.run_file import (
     MAX_RUN_BYTES,
     Environment,
@@ -42,7 +45,7 @@ class Facts(Environment, frozen=True):
 
 
 class LaunchRow(Struct):
-    """One launch; `facts` are the fields of `Facts` that differ between launches."""
+    """One launch. `facts` are the fields of `Facts` that differ between launches."""
 
     run_id: str
     variants: str
@@ -57,10 +60,10 @@ class LaunchRow(Struct):
 
 
 class Columns(Struct):
-    """One case: an entry per launch, null where the launch lacks the case or the number.
+    """The values of one case per launch, null if the launch has no such case or number.
 
     Args:
-        status: empty where all launches are ok; likewise `error`.
+        status: empty if all launches are ok. The same applies to `error`.
     """
 
     num_samples: list[Count | None]
@@ -102,14 +105,15 @@ class Baseline(Struct):
                 raise ValueError(f"cases[{shown(case_id)}].num_samples has {num_values} values for {len(ids)} launches")
 
 
-FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
+FORMAT_VERSION = 2  # version 1 had minima instead of 10th percentiles
 LAUNCH_FIELDS = ("run_id", "started_at", "ended_at", "variants", "foreign_load", "complete")  # stored unchanged
-SAVE_AGAIN = "save it again with distbench baseline save"
+SAVE_AGAIN = "save the baseline again with distbench baseline save"
 FORMAT = Format("baseline", SAVE_AGAIN, "distbench_baseline", FORMAT_VERSION)
 
 
 def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
-    """Write `baselines/<machine>/` below a results folder, one file per scenario, mesh and device; return the files.
+    """Write one baseline file per scenario, mesh and device to `baselines/<machine>/` below a results folder; return
+    the files.
 
     Raises:
         UserError: no launches, or the folder is not writable.
@@ -131,7 +135,7 @@ def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
 
 
 def baseline_text(launches: Sequence[Launch]) -> str:
-    """The text of a baseline file for one scenario's launches: JSON, one line per launch and one per case."""
+    """The JSON text of a baseline file for one scenario's launches, with one line per launch and per case."""
     facts = launches[0].facts.items()
     common = {name: value for name, value in facts if all(launch.facts.get(name) == value for launch in launches)}
     head = {
@@ -153,12 +157,12 @@ def baseline_text(launches: Sequence[Launch]) -> str:
 
 
 def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
-    """Columns, one entry per launch; null where the launch lacks the case or the number."""
+    """Columns with one entry per launch, null if the launch has no such case or number."""
     values = [launch.cases.get(case_id) for launch in launches]
     record: Record = {"num_samples": [value.num_samples if value else None for value in values]}
     for name in ("mean_s", "p10_s"):
         times_s = (getattr(value, name) if value and value.status == "ok" else None for value in values)
-        # Clocks have at most 6 digits.
+        # Measured times have at most 6 significant digits.
         record[name] = [None if seconds is None else float(f"{seconds:.6g}") for seconds in times_s]
     if any(value and value.status != "ok" for value in values):
         record["status"] = [value.status if value else None for value in values]
@@ -167,7 +171,7 @@ def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
 
 
 def read_baseline(path: Path) -> list[Launch]:
-    """The launches of one baseline file. Raises as `load_baseline`."""
+    """The launches of one baseline file. Raise UserError as `load_baseline`."""
     return launches_of(load_baseline(path), str(path))
 
 
@@ -175,7 +179,7 @@ def load_baseline(path: Path) -> Baseline:
     """Read a baseline file.
 
     Raises:
-        UserError: not readable, not a baseline, damaged, or written by a newer distbench.
+        UserError: the file is not readable, not a baseline, damaged, or from a newer distbench.
     """
     record: Any = read_json(path, "baseline")
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
@@ -187,7 +191,7 @@ def load_baseline(path: Path) -> Baseline:
 
 
 def launches_of(baseline: Baseline, source: str) -> list[Launch]:
-    """The launches of a baseline; `source` is its file."""
+    """The launches of a baseline. `source` is the baseline's file."""
     return [
         Launch(
             run_id=row.run_id,
@@ -196,7 +200,7 @@ def launches_of(baseline: Baseline, source: str) -> list[Launch]:
             started_at=row.started_at,
             ended_at=row.ended_at or 0.0,
             variants=row.variants,
-            # A field that the file lacks is None, as in a run file.
+            # A missing field is None, as in a run file.
             facts={**Header().facts, **baseline.facts, **row.facts},
             foreign_load=row.foreign_load,
             complete=row.complete,
@@ -211,7 +215,7 @@ def launches_of(baseline: Baseline, source: str) -> list[Launch]:
 
 
 def _value(columns: Columns, index: int) -> Value | None:
-    """One launch's value of a case; None if the launch lacks the case."""
+    """One launch's value of a case, or None if the launch has no such case."""
     count, status = columns.num_samples[index], columns.status[index]
     if count is None or status is None:
         return None
@@ -233,52 +237,86 @@ def describe(out: Path) -> list[tuple[str, ...]]:
     return rows
 
 
-def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Launch]:
+def read_side(
+    paths: Iterable[Path], side: str, warnings: list[str], columns: NumberColumns | None = None
+) -> list[Launch]:
     """The launches of one side, oldest first.
 
     Args:
         paths: run files, baseline files, nccl-tests' JSON files, and folders of them.
         side: its name in messages.
         warnings: receives sentences on files left out and on unreadable lines.
+        columns: which numbers are read of other tools' files; None where these are rejected.
 
     Raises:
-        UserError: a path does not exist, or a named file is of another kind.
+        UserError: a path does not exist, a named file is of another kind, or a file of another tool cannot be judged.
     """
     launches: dict[str, Launch] = {}
     with no_garbage_collection():
         for path in paths:
-            launches.update({launch.run_id: launch for launch in _read_path(path, side, warnings)})
+            launches.update({launch.run_id: launch for launch in _read_path(path, side, warnings, columns)})
+    foreign_numbers.require_one_log_per_launch([*launches.values()])
     return sorted(launches.values(), key=lambda launch: (launch.started_at, launch.source))
 
 
-def _read_path(path: Path, side: str, warnings: list[str]) -> list[Launch]:
+def _read_path(path: Path, side: str, warnings: list[str], columns: NumberColumns | None) -> list[Launch]:
     if path.is_dir():
         json_files = sorted(file for file in path.rglob("*.json") if file.is_file())
-        kinds = read_each(json_files, lambda file: (file, _sniffed(file)), warnings)
+        kinds = read_each(json_files, lambda file: (file, _sniffed(file, columns)), warnings)
         files = [*run_files_in(path), *(file for file, kind in kinds if kind)]
-        return list(chain.from_iterable(read_each(files, partial(_read_file, warnings=warnings), warnings)))
+        if columns is not None and (columns.value or not files):
+            files += _foreign_files(path, columns)
+        read = partial(_read_file, warnings=warnings, columns=columns)
+        # Columns are given for every file, so a file that lacks them is an error.
+        is_chosen = columns not in (None, NumberColumns())
+        return list(chain.from_iterable(map(read, files) if is_chosen else read_each(files, read, warnings)))
     if not path.exists():
         raise UserError(f"{side} {path} does not exist; give run files or a folder of them, such as results/")
-    return _read_file(path, warnings)
+    return _read_file(path, warnings, columns)
 
 
-def _read_file(path: Path, warnings: list[str]) -> list[Launch]:
-    """The launch of a run file or an nccl-tests file, or the launches of a baseline."""
-    kind = _sniffed(path)
+def _foreign_files(folder: Path, columns: NumberColumns) -> list[Path]:
+    """Files of other tools below a folder; UserError if there are only tables whose columns are not given."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    files = sorted(folder / path for path in paths if not NO_RUNS & {*path.parts})
+    tables = [file for file in files if file.suffix in foreign_numbers.TABLE_SUFFIXES]
+    logs = [file for file in files if file.suffix in foreign_numbers.LOG_SUFFIXES]
+    logs = [file for file in logs if _sniffed(file, columns) == "torchtitan"]
+    if tables and not logs and not columns.value:
+        raise UserError(f"{tables[0]} is not a run file; for a table, give the columns --case and --value")
+    return [*(tables if columns.value else []), *logs]
+
+
+def _read_file(path: Path, warnings: list[str], columns: NumberColumns | None) -> list[Launch]:
+    """The launch of a run file or an nccl-tests file, or the launches of a baseline or of another tool."""
+    kind = _sniffed(path, columns)
+    if columns is not None and kind in foreign_numbers.READERS:
+        return foreign_numbers.read_foreign(path, kind, columns, warnings)
+    if columns not in (None, NumberColumns()):
+        options = "--launch, --case, --value, --better, --pair and --unit"
+        raise UserError(f"{path} is a file of {kind or 'distbench'}, in which nothing is chosen; leave {options} out")
     if kind == "baseline":
         return read_baseline(path)
+    if (
+        columns is not None
+        and kind is None
+        and path.suffix in (*foreign_numbers.TABLE_SUFFIXES, *foreign_numbers.LOG_SUFFIXES)
+    ):
+        raise UserError(f"{path} is not a run file; for a table, give the columns --case and --value")
     run = read_nccl_tests(path) if kind == "nccl-tests" else read_run(path)
     if run.is_simulated:
-        instead = "use distbench compare for predicted times, or signature check for its communication"
+        instead = "use distbench compare for predicted times, or distbench signature check for communication"
         raise UserError(f"{path} is a simulated run without measured times; {instead}")
     warnings += run.warnings
-    return [launch_of(run)]
+    return [replace(launch_of(run), more=foreign_numbers.PER_FILE if kind == "nccl-tests" else "")]
 
 
-def _sniffed(path: Path) -> str | None:
-    """The kind of a JSON file by its first bytes: "baseline", "nccl-tests", or None for others."""
+def _sniffed(path: Path, columns: NumberColumns | None) -> str | None:
+    """The kind of a file by its first bytes: "baseline", "nccl-tests", another tool's kind, or None for others."""
     with opened(path, "file", MAX_RUN_BYTES) as file:
         head = file.read(512)
-    if b'"distbench_baseline"' in head:
-        return "baseline"
-    return "nccl-tests" if b'"version"' in head and b'"start_time"' in head and b'"args"' in head else None
+        if b'"distbench_baseline"' in head:
+            return "baseline"
+        if b'"version"' in head and b'"start_time"' in head and b'"args"' in head:
+            return "nccl-tests"
+        return None if columns is None else foreign_numbers.kind_of(head, file, columns)

@@ -6,7 +6,7 @@ def busbw_factor(op: str, group_size: int) -> float:
 
     Args:
         op: one of COLLECTIVE_OPS or "send_recv", else ValueError.
-        group_size: ranks of its group.
+        group_size: number of ranks in the group.
     """
     n = group_size
     if op == "all_reduce":
@@ -19,7 +19,8 @@ def busbw_factor(op: str, group_size: int) -> float:
 
 
 def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int | None:
-    """Bytes that one rank must send, by the algorithm's count; None for a `kind` that nccl-tests does not count."""
+    """Bytes that one rank must send by the algorithm of nccl-tests, or None for a `kind` that nccl-tests does not
+    have."""
     if kind in ("send", "recv"):
         return payload_bytes if kind == "send" else 0
     try:

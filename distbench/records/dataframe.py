@@ -1,4 +1,4 @@
-"""The data frame, one row per case: columns by their path into the case's record, and derived columns."""
+"""The data frame with one row per case, columns from fields of the case's record, and derived columns."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
@@ -22,12 +22,12 @@ Nodes = list[Any]
 Row = dict[Hashable, Any]
 GB = 1e9
 PHASES = ("forward", "backward", "optimizer")
-PASSES = "pass_medians_s"  # an array per case: its median sample in each pass, nan for a pass without samples
+PASSES = "pass_medians_s"  # an array per case with the median sample of each pass, nan for a pass without samples
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column; its name ends with its unit.
+    """One column. The name ends with the unit.
 
     Args:
         path: keys from the case's record down to the value.
@@ -43,7 +43,7 @@ def _columns(names: str, *path: str, is_number: bool = False) -> tuple[Column, .
     return tuple(Column(name, (*path, name), is_number) for name in names.split())
 
 
-# Parts of a step's memory at its peak; the second line is for simulated steps ("other" in measured steps).
+# Kinds of a step's memory at the peak. The kinds in the second line are simulated, and are "other" in measured steps.
 HELD = (
     *("parameters", "buffers", "optimizer", "batch", "cache", "gradients", "other"),
     *("activations", "backward", "fsdp"),
@@ -66,7 +66,7 @@ LAST = (
     *_columns("peak_bytes peak_reserved_bytes predicted_peak_bytes", *COUNTERS, is_number=True),
     *(Column(f"peak_{kind}_bytes", (*COUNTERS, "peak_by_kind", kind), is_number=True) for kind in HELD),
     *_columns("peak_phase peak_owner memory_reason", *COUNTERS),
-    # Of older runs, before the peak came from the allocator's record.
+    # Of older runs, with a peak that is not from the allocator's record.
     *_columns("peak_allocated_bytes peak_growth_bytes", *COUNTERS, is_number=True),
     *_columns("loss_rel_error grad_rel_error output_rel_error cache_bytes", *COUNTERS, is_number=True),
     *_columns("entry_skew_s isolated_s", *COUNTERS, is_number=True),
@@ -84,7 +84,8 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     """All cases of the runs, one row each, in file order.
 
     Times are in seconds, sizes in bytes, bandwidths in GB/s (1e9 bytes per second). Only collectives have algbw and
-    busbw, from the median. busbw uses the size of the case's own group, and is missing for an op without a factor.
+    busbw, computed from the median. busbw depends on the size of the case's group, and is missing for an op without a
+    factor.
     """
     import pandas as pd
 
@@ -118,7 +119,7 @@ def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
 
 
 def records_of(frame: "pd.DataFrame") -> list[Row]:
-    """Each row as a dict by column name; `DataFrame.to_dict` would take 10 ms for a hundred columns."""
+    """Each row as a dict by column name. `DataFrame.to_dict` takes 10 ms for a hundred columns."""
     names = list(frame.columns)
     return [dict(zip(names, row, strict=True)) for row in zip(*(frame[name].tolist() for name in names), strict=True)]
 
@@ -131,7 +132,8 @@ def _of_passes(record: dict[str, Any], median_s: float) -> Floats:
 
 
 def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
-    """Add the 95 % interval of the median pass where the passes suffice; that median then replaces the samples'."""
+    """Return 95 % intervals of the median of passes, and replace the median of samples, for rows with at least
+    MIN_PASSES."""
     low, high = np.full((2, len(columns[PASSES])), np.nan)
     for row, medians in enumerate(columns[PASSES]):
         finite = medians[np.isfinite(medians)].tolist()
@@ -142,11 +144,12 @@ def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
 
 
 def _read_columns(records: Nodes, columns: Iterable[Column]) -> dict[str, Any]:
-    """Column name to values: float arrays (nan where missing) for numbers, lists of text or None for the rest."""
+    """Column name to values, which are float arrays (nan if missing) for numbers, and lists of text or None for the
+    rest."""
 
     @cache
     def nodes_at(path: tuple[str, ...]) -> Nodes:
-        """The dicts at a path of every record, {} where missing."""
+        """The dicts at a path of every record, {} if missing."""
         nodes = values_at(path) if path else records
         return [node if isinstance(node, dict) else {} for node in nodes]
 
@@ -191,7 +194,7 @@ def _run_columns(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def factors_of(ops: Sequence[str | None], group_sizes: Floats) -> Floats:
-    """Factors from algbw to busbw; nan where the op or the group's size is unknown."""
+    """Factors from algbw to busbw, nan if the op or the group's size is unknown."""
     pairs = list(zip(ops, np.nan_to_num(group_sizes).tolist(), strict=True))
     factors = dict.fromkeys(pairs, np.nan)
     for op, group_size in factors:
@@ -202,7 +205,7 @@ def factors_of(ops: Sequence[str | None], group_sizes: Floats) -> Floats:
 
 
 def _phase_columns(records: Nodes) -> dict[str, Floats]:
-    """`forward_s`, `backward_s`, `optimizer_s` and other phases: the medians, in seconds."""
+    """Medians of `forward_s`, `backward_s`, `optimizer_s` and other phases in seconds."""
     phases = [record.get("phases_s") or {} for record in records]
     names = (*PHASES, *sorted({name for of_record in phases for name in of_record} - set(PHASES)))
     return {f"{name}_s": summarise([of_record.get(name, ()) for of_record in phases])["median_s"] for name in names}

@@ -32,7 +32,7 @@ NOTHING_MEASURED = "no case in these runs is ok, so nothing was exported; give r
 
 
 def pytest_benchmark(paths: Sequence[Path]) -> str:
-    """A file in pytest-benchmark's storage format, for `pytest-benchmark compare`: a round is a launch."""
+    """A file in pytest-benchmark's storage format, for `pytest-benchmark compare`, with a launch per round."""
     series, latest = _series_of(paths)
     facts, moment = latest.facts, datetime.datetime.fromtimestamp(latest.started_at, datetime.UTC).isoformat()
     record = {
@@ -92,7 +92,8 @@ def _stats(values: Sequence[float]) -> "Record":
 
 
 def smaller_is_better(paths: Sequence[Path]) -> str:
-    """JSON for github-action-benchmark's `tool: customSmallerIsBetter`: the mean of the median launch, in ms."""
+    """JSON for github-action-benchmark's `tool: customSmallerIsBetter`, with the median of the launches' means in
+    ms."""
     series, latest = _series_of(paths)
     torch = latest.facts["torch"]
     record = [
@@ -442,14 +443,14 @@ def run_text(paths: Sequence[Path]) -> str:
     from distbench.records.nccl_tests import read_nccl_tests
 
     if len(paths) != 1:
-        raise UserError(f"export run converts one nccl-tests file at a time; {len(paths)} were given, give one")
+        raise UserError(f"export run converts one file of nccl-tests per command, not {len(paths)}; give one file")
     run = read_nccl_tests(paths[0])
     records = [run.header, *run.cases, *([run.footer] if run.footer else [])]
     return "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
 
 
 def _series_of(paths: Sequence[Path]) -> "tuple[Series, Launch]":
-    """(scenario, case id) to the mean of each launch that measured it, seconds, in time order; and the last launch."""
+    """A dict from (scenario, case id) to the means of launches in seconds, in time order; and the last launch."""
     from distbench.records.baselines import read_side
 
     launches = read_side(paths, "run", [])

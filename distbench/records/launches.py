@@ -1,13 +1,14 @@
-"""The launches of a comparison: mean and 10th percentile of each case.
+"""The launches of a comparison, with mean and 10th percentile of each case.
 
-Samples of one launch share its threads, memory and load: on a busy machine 40 samples had the weight of 2 to 10
-independent samples. So a launch gives one mean and one 10th percentile per case, and later statistics count launches.
+Samples of one launch are not independent, because the launch's threads, memory and load are common. On a busy machine
+40 samples had the weight of 2 to 10 independent samples. A launch therefore has one mean and one 10th percentile per
+case, and statistics count launches.
 """
 
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -25,13 +26,48 @@ NOT_RUN = ("skipped", "unsupported")
 FORWARD_ONLY = "inference"  # the mode of a case that is a forward pass only
 
 
+@dataclass(frozen=True)
+class Unit:
+    """The unit of a case's numbers.
+
+    Args:
+        name: "s" for times; other names, also "", are only shown.
+        is_reciprocal: whether a higher number is better. `Value` then has reciprocals, so that lower is better.
+    """
+
+    name: str = "s"
+    is_reciprocal: bool = False
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the numbers are times of which a lower one is better."""
+        return self == SECONDS
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The words for worse and better."""
+        higher = ("lower", "higher") if self.is_reciprocal else ("higher", "lower")
+        return ("slower", "faster") if self.is_time else higher
+
+    def given(self, stored: float) -> float:
+        """A number of `Value` as the user gave it."""
+        return 1 / stored if self.is_reciprocal else stored
+
+    def change(self, share: float) -> float:
+        """A change of `Value`'s numbers, as a share, as a change of the user's numbers."""
+        return 1 / (1 + share) - 1 if self.is_reciprocal else share
+
+
+SECONDS = Unit()
+
+
 class Value(NamedTuple):
     """One case in one launch.
 
     Args:
         status: as in a run file.
-        mean_s: the samples' mean, seconds; nan without samples.
-        p10_s: the samples' 10th percentile, seconds; nan without samples.
+        mean_s: the samples' mean, in seconds or in the unit; nan without samples.
+        p10_s: the samples' 10th percentile, likewise.
         error: one sentence, when status is not ok.
         is_latency: whether its times are of forward passes only, with a tail more important than the mean.
     """
@@ -42,22 +78,25 @@ class Value(NamedTuple):
     p10_s: float
     error: str | None = None
     is_latency: bool = False
+    unit: Unit = SECONDS
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of ranks: one run file.
+    """One launch: one run file, or one launch of another tool.
 
     Args:
-        run_id: unique; only one side of a comparison may contain a launch.
-        source: its file.
-        started_at: seconds since the epoch, or 0 where unknown; likewise `ended_at`.
-        variants: the scenario's parameters as text; launches with equal text should have equal cases.
+        run_id: unique id, by which a launch on both sides of a comparison is rejected.
+        source: run file or baseline file.
+        started_at: seconds since the epoch, or 0 if unknown. The same applies to `ended_at`.
+        variants: the scenario's parameters as text. Launches with equal text should have equal cases.
         facts: fields of the header that must agree, and fields that are only shown.
         foreign_load: CPU use by other processes during this launch, as a share of the CPUs, or None.
         complete: whether it finished.
         invocation_id: shared by the launches of one `distbench run`, or None.
         label: the user's own text for it, or "".
+        pair: the name that it shares with its partner on the other side, or None.
+        more: how to collect more launches that can be judged, or "" where `distbench ab` does that.
     """
 
     run_id: str
@@ -72,6 +111,8 @@ class Launch:
     cases: dict[str, Value] = field(repr=False)
     invocation_id: str | None = None
     label: str = ""
+    pair: str | None = None
+    more: str = ""
 
 
 def launch_of(run: Run) -> Launch:
@@ -81,7 +122,7 @@ def launch_of(run: Run) -> Launch:
     for record in run.cases:
         value, case_id = value_of(record), record["case"]["id"]
         value = value._replace(is_latency=record["case"].get("params", {}).get("mode") == FORWARD_ONLY)
-        # A case may have a second row, from the parent after the launch broke: then the failure counts.
+        # A case may have a second row, which the parent writes after a failed launch. The failure then counts.
         if case_id not in cases or cases[case_id].status == "ok":
             cases[case_id] = value
     return Launch(
@@ -101,7 +142,7 @@ def launch_of(run: Run) -> Launch:
 
 
 def value_of(record: Record) -> Value:
-    """One case record as a value; status ok without a usable sample counts as raised."""
+    """One case record as a value. Status ok without a valid sample counts as raised."""
     samples, status = record.get("samples_s") or [], record["status"]
     if status != "ok":
         return Value(status, len(samples), math.nan, math.nan, record.get("error"))
@@ -114,23 +155,35 @@ def value_of(record: Record) -> Value:
 def tenth_percentile(samples: Sequence[float]) -> float:
     """The 10th percentile, interpolated between order statistics as in numpy.
 
-    The minimum decreases with the number of samples, and varied twice as much between launches on an idle machine.
+    The minimum depends on the number of samples, and varied twice as much between launches on an idle machine.
     """
     return statistics.quantiles(samples, n=10, method="inclusive")[0] if len(samples) > 1 else samples[0]
 
 
 def foreign_load(environment: Environment, footer: Record) -> float | None:
-    """CPU use by other processes, as a share of this host's CPUs: the footer's `foreign_cpu`, measured over the launch.
+    """CPU use by other processes as a share of this host's CPUs, measured over the launch (the footer's `foreign_cpu`).
 
-    Without that field it is the load average of the minute before the launch, divided by the number of CPUs. The load
-    average includes the end of the previous launch, on both sides of an interleaved comparison.
+    Without `foreign_cpu`, the load average of the minute before the launch is used, divided by the number of CPUs. This
+    load average includes the end of the previous launch, on both sides of an interleaved comparison.
     """
     foreign_cpu = footer.get("foreign_cpu")
     return environment.load_per_cpu if foreign_cpu is None else float(foreign_cpu)
 
 
+def units_of(launches: Iterable[Launch]) -> dict[str, Unit]:
+    """The unit of each case; UserError if launches have a case in two units."""
+    units: dict[str, Unit] = {}
+    for launch in launches:
+        for case_id, value in launch.cases.items():
+            unit = units.setdefault(case_id, value.unit)
+            if unit is not value.unit and unit != value.unit:
+                both = f"{unit.name or 'no unit'}, and in {value.unit.name or 'no unit'} in {launch.source}"
+                raise UserError(f"case {case_id!r} is in {both}; write one unit per case")
+    return units
+
+
 def with_cases(sides: Sequence[Sequence[Launch]], expression: str) -> list[list[Launch]]:
-    """The launches of each side with the cases that match an expression of -k; UserError without a match."""
+    """The launches of each side with the cases that match an expression of -k. Raise UserError if no case matches."""
     if not expression:
         return [[*side] for side in sides]
     choice, launches = CaseChoice(expression), list(chain.from_iterable(sides))

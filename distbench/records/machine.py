@@ -22,15 +22,15 @@ from typing import Any
 from distbench.spec.devices import ACCELERATORS, DEVICES, NUMA_BINDING, DeviceType
 from distbench.spec.printable_text import count_text, listed
 
-# GPUs by nvidia-smi: driver, clocks and links. Tools of AMD and other vendors are not read.
+# Driver, clocks and links of GPUs by nvidia-smi. Tools of AMD and other vendors are not used.
 
 SMI = "nvidia-smi"
-# Fields of `nvidia-smi --help-query-gpu`; drivers before 535 have the older name of the last field.
+# Fields of `nvidia-smi --help-query-gpu`. Drivers before 535 have the older name of REASONS.
 FIELDS = (
     *("index", "name", "driver_version", "clocks.current.sm", "clocks.max.sm", "clocks.current.memory"),
     *("temperature.gpu", "power.draw", "power.limit", "persistence_mode", "mig.mode.current"),
 )
-NUMBERS = ("index", "clocks.", "temperature.", "power.")  # prefixes of numeric fields; None for other text ("ERR!")
+NUMBERS = ("index", "clocks.", "temperature.", "power.")  # prefixes of numeric fields, in which text ("ERR!") is None
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 # nvml.h, nvmlClocksEventReasons: reasons of low clocks, except idle (0x1) and a clock set for a display (0x100).
 SLOWED_BY = {
@@ -48,11 +48,11 @@ Matrix = dict[tuple[str, str], str]
 
 
 def accelerator_facts(run: Run) -> dict[str, Any]:
-    """Return this host's `driver`, `accelerators` (clocks in MHz, degrees Celsius, watts, by device) and `topology`
-    (link type to the number of pairs); {} without nvidia-smi.
+    """Return this host's `driver`, `accelerators` (per device, in MHz, degrees Celsius and watts) and `topology` (link
+    type to number of pairs), or {} without nvidia-smi.
 
     Args:
-        run: returns a command's output, None where it failed.
+        run: function from a command to the command's output, or None after a failure.
     """
     if not shutil.which(SMI):
         return {}
@@ -61,7 +61,7 @@ def accelerator_facts(run: Run) -> dict[str, Any]:
 
 
 def _device_rows(run: Run) -> list[dict[str, Any]]:
-    """The present state of the devices from nvidia-smi, with `slowed_by`: the reasons of low clocks, in words."""
+    """The present state of the devices from nvidia-smi. `slowed_by` has the reasons of low clocks as text."""
     for reasons in REASONS:
         text = run((SMI, f"--query-gpu={','.join((*FIELDS, reasons))}", "--format=csv,noheader,nounits"))
         if text is not None and (devices := devices_in(text)):
@@ -74,7 +74,7 @@ def _driver_of(devices: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def devices_in(text: str) -> list[dict[str, Any]]:
-    """The lines of a query; a field that a device lacks ("[N/A]") is None."""
+    """The devices in the output of a query. An unavailable field ("[N/A]") is None."""
     devices = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -90,7 +90,7 @@ def devices_in(text: str) -> list[dict[str, Any]]:
 
 
 def reasons_in(mask: str) -> list[str]:
-    """The words of a mask such as 0x0000000000000024."""
+    """The reasons in a mask such as 0x0000000000000024."""
     try:
         bits = int(mask, 16)
     except ValueError:
@@ -99,7 +99,7 @@ def reasons_in(mask: str) -> list[str]:
 
 
 def matrix_of(text: str) -> Matrix:
-    """Pairs of GPUs to their cells in a matrix of `nvidia-smi topo`: NV18, PIX, SYS, ...; OK, CNS."""
+    """Pairs of GPUs to cells of a matrix of `nvidia-smi topo`, such as NV18, PIX, SYS, OK or CNS."""
     lines = [STYLE.sub("", line) for line in text.splitlines()]
     header = next((line for line in lines if re.match(r"\s+GPU0\b", line)), None)
     if header is None:
@@ -115,15 +115,16 @@ def matrix_of(text: str) -> Matrix:
 
 
 def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Rows for `distbench doctor`: clocks, links, peer access and disabled features; [] without nvidia-smi.
+    """Rows for `distbench doctor` on clocks, links, peer access and disabled features; without nvidia-smi only disabled
+    features.
 
     Args:
-        run: as for `accelerator_facts`.
+        run: as in `accelerator_facts`.
         variables: the environment variables.
-        switched_off: variable to the value that disables a feature.
+        switched_off: environment variable to the value that disables a feature.
     """
     off = [f"{name}={value}" for name, value in switched_off.items() if variables.get(name) == value]
-    advice = "unset them, unless you measure their effect"
+    advice = "unset these variables, unless you measure their effect"
     checks = [_row("switched off", not off, ", ".join(off) or "nothing", advice)]
     if not shutil.which(SMI):
         return checks if off else []
@@ -131,7 +132,7 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
         checks += [_clocks(devices), _modes(devices)]
     if links := matrix_of(run((SMI, "topo", "-m")) or ""):
         slow = [pair for pair, link in links.items() if not link.startswith("NV")]
-        others = "use a slower connection: put neighbours of a mesh dim on pairs with NVLink"
+        others = "use a slower connection. Put neighbours of a mesh dim on pairs with NVLink"
         counts = [
             f"{link} between {count_text(count, 'pair')}" for link, count in Counter(links.values()).most_common()
         ]
@@ -141,7 +142,7 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
     if peers := matrix_of(run((SMI, "topo", "-p2p", "r")) or ""):
         closed = {pair: state for pair, state in peers.items() if state != "OK"}
         states = ", ".join(sorted(set(closed.values())))
-        advice = f"{_pairs(list(closed))} have no peer access ({states}): NCCL copies through the host"
+        advice = f"{_pairs(list(closed))} have no peer access ({states}), so NCCL copies through the host"
         count = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
         checks.append(_row("GPU peer access", not closed, count, advice))
     return checks
@@ -157,9 +158,9 @@ def _clocks(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         [device[name] for device in devices if device[name] is not None]
         for name in ("clocks.current.sm", "clocks.max.sm")
     )
-    state = f"{min(now):g} to {max(now):g} MHz now, {min(most):g} at most" if now and most else "unknown"
+    state = f"{min(now):g} to {max(now):g} MHz now, maximum {min(most):g} MHz" if now and most else "unknown"
     advice = "; ".join(f"{name} is limited by {', '.join(reasons)}" for name, reasons in slowed.items())
-    return _row("GPU clocks", not slowed, state, f"{advice}: figures will be lower and vary more")
+    return _row("GPU clocks", not slowed, state, f"{advice}, so measurements are slower and vary more")
 
 
 def _modes(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -191,7 +192,7 @@ IDS = ("GPU-", "MIG-")  # prefixes of devices' ids, by NVIDIA and AMD
 
 
 def host_facts() -> dict[str, Any]:
-    """Machine id, CPU, memory, git state, allowed environment variables and load of this host."""
+    """Machine id, CPU, memory, git state, recorded environment variables and load of this host."""
     return {
         "machine": machine_name(),
         "platform": platform.platform(),
@@ -207,12 +208,13 @@ def host_facts() -> dict[str, Any]:
 
 
 def is_recorded_variable(variable: str) -> bool:
-    """Whether the header records an environment variable: only variables that affect the measurement."""
+    """Whether the header records an environment variable, because the variable may affect measurements."""
     return variable in ALLOWED_VARIABLES or variable.startswith(FAMILIES)
 
 
 def machine_name() -> str:
-    """This machine's name, valid as a folder's name: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
+    """This machine's name as a valid folder name, from DISTBENCH_MACHINE, or from the host's name and a digest of CPU
+    and memory."""
     if name := os.environ.get("DISTBENCH_MACHINE"):
         return slug(name)
     digest = hashlib.sha256(f"{cpu_model()}/{os.cpu_count()}/{memory_bytes()}".encode()).hexdigest()[:6]
@@ -220,12 +222,12 @@ def machine_name() -> str:
 
 
 def slug(text: str) -> str:
-    """Letters, digits, dot, underscore and dash of `text`; every other run of characters becomes one dash."""
+    """`text` with one dash for each sequence of characters other than letters, digits, dot, underscore and dash."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "unnamed"
 
 
 def cpu_model() -> str:
-    """The CPU's model name where available, else its architecture."""
+    """The CPU's model name, or the architecture if the name is unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -235,14 +237,14 @@ def cpu_model() -> str:
 
 
 def available_cpus() -> int:
-    """CPUs this process may use."""
+    """The number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """Physical memory in bytes, or None where unknown."""
+    """Physical memory in bytes, or None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -250,7 +252,7 @@ def memory_bytes() -> int | None:
 
 
 def load_average() -> list[float] | None:
-    """1, 5 and 15 minute load averages, or None where unavailable."""
+    """Load averages over 1, 5 and 15 minutes, or None if unavailable."""
     try:
         return [round(value, 2) for value in os.getloadavg()]
     except OSError:
@@ -259,7 +261,7 @@ def load_average() -> list[float] | None:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """CPU seconds so far: of all processes on this host, and of this process with its descendants."""
+    """CPU seconds so far, of all processes on this host, and of this process with its descendants."""
 
     at_s: float
     busy_s: float
@@ -267,7 +269,7 @@ class CpuUse:
 
     @classmethod
     def now(cls) -> "CpuUse | None":
-        """Read the present values; None without /proc/stat."""
+        """Read the present values. Return None without /proc/stat."""
         try:
             fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
             user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields)
@@ -279,7 +281,7 @@ class CpuUse:
             return None
 
     def foreign_since(self, before: "CpuUse") -> float | None:
-        """CPU use by other processes since then, as a share of the CPUs; None for an empty time span."""
+        """CPU use by other processes since `before` as a share of the CPUs, or None for an empty time span."""
         seconds = self.at_s - before.at_s
         if seconds <= 0:
             return None
@@ -303,7 +305,8 @@ def _ticks_of_descendants() -> int:
 
 
 def git_state() -> dict[str, Any]:
-    """Commit of the current folder's repository, and whether files differ from it; None outside of a repository."""
+    """Commit of the current folder's repository, and whether files differ from the commit. None outside of a
+    repository."""
     commit = output_of(["git", "rev-parse", "HEAD"])
     if not commit:
         return {"git_commit": None, "git_dirty": None}
@@ -311,18 +314,18 @@ def git_state() -> dict[str, Any]:
 
 
 def devices_here() -> list[dict[str, Any]]:
-    """Present clocks, temperatures and power of devices, and reasons of low clocks; [] without nvidia-smi."""
+    """Present clocks, temperatures and power of devices, and reasons of low clocks, or [] without nvidia-smi."""
     return _device_rows(output_of) if shutil.which(SMI) else []
 
 
 def accelerator_here() -> tuple[str, int]:
-    """The first type of accelerator that this process may use, and the number of devices; ("cpu", 0) without one."""
+    """The first type of accelerator that this process may use, and the number of devices, or ("cpu", 0)."""
     counts = ((name, device_count(name)) for name in ACCELERATORS if _is_brought(DEVICES[name]))
     return next(((name, count) for name, count in counts if count), ("cpu", 0))
 
 
 def device_count(device: str) -> int:
-    """Accelerators of a type that this process may use, counted without importing torch where possible."""
+    """The number of accelerators of a type that this process may use, without an import of torch if possible."""
     device_type = DEVICES[device]
     num_here = _devices_of_host(device_type)
     texts = [os.environ[name] for name in device_type.visible if name in os.environ]
@@ -336,10 +339,11 @@ def device_count(device: str) -> int:
 
 
 def num_visible(text: str, num_here: int | None) -> int:
-    """The number of devices that a variable of `DeviceType.visible` shows, out of `num_here` (0 or None: unknown).
+    """The number of devices that are visible by a variable of `DeviceType.visible`, out of `num_here` (0 or None if
+    unknown).
 
-    As in CUDA and torch, entries after an invalid number are ignored, and a repeated number hides all devices. Ids
-    (`GPU-...`) all count, but a process sees only the first part of a device (`MIG-...`).
+    As in CUDA and torch, entries after an invalid number are ignored, and a repeated number hides all devices. All ids
+    of devices (`GPU-...`) count, but only the first part of a device (`MIG-...`) is visible to a process.
     """
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",")):
@@ -357,12 +361,12 @@ def num_visible(text: str, num_here: int | None) -> int:
 
 
 def _devices_of_host(device_type: DeviceType) -> int | None:
-    """The number of devices by the vendor's command or the driver's files; None without both."""
+    """The number of devices by the vendor's command or the driver's files, or None without both."""
     for lister in device_type.listers:
         if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
             lines = listed.splitlines()
             count = sum(line.startswith(lister.line) for line in lines)
-            # A process sees one part of a split device, regardless of the number of parts.
+            # Only one part of a split device is visible to a process.
             is_split = bool(lister.part) and any(line.strip().startswith(lister.part) for line in lines)
             return min(count, 1) if is_split else count
     path_lists = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in device_type.files]
@@ -370,7 +374,7 @@ def _devices_of_host(device_type: DeviceType) -> int | None:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether a file represents a device, by its type or its number. AMD's driver gives CPUs the number 0."""
+    """Whether a file represents a device, by its type or its number. With AMD's driver, CPUs have the number 0."""
     try:
         return not path.is_file() or path.read_text().strip() not in ("", "0")
     except OSError:
@@ -378,7 +382,7 @@ def _is_device(path: Path) -> bool:
 
 
 def _is_brought(device_type: DeviceType) -> bool:
-    """Whether the installed torch may support such a device, without importing torch, which takes seconds."""
+    """Whether the installed torch may support a type of device, without an import of torch, which takes seconds."""
     if not device_type.brought_by:
         return True
     try:
@@ -392,9 +396,9 @@ def _is_brought(device_type: DeviceType) -> bool:
 
 
 def output_of(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
-    """A command's output; None after a failure or the time limit.
+    """A command's output, or None after a failure or the time limit.
 
-    A command that hangs in a driver, such as the tool of a broken GPU, cannot be killed, and is left running.
+    A command that hangs in a driver, such as the tool of a broken GPU, cannot be killed and continues to run.
     """
     try:
         process = subprocess.Popen(

@@ -2,7 +2,7 @@
 
 The fields of the JSON, from nccl-tests' sources: start_time, args, env, nccl_version, config {nthreads, ngpus, ...,
 devices [{rank, group, hostname, device_info, ...}]}, results [{size, count, type, redop, root, out_of_place {time,
-alg_bw, bus_bw, nwrong}, in_place {...}, out_of_place_per_iter {times_us, ...}}]. Times are microseconds. `env` holds
+alg_bw, bus_bw, nwrong}, in_place {...}, out_of_place_per_iter {times_us, ...}}]. Times are in microseconds. `env` is
 the whole environment, including secrets, and is not read.
 """
 
@@ -25,7 +25,7 @@ MESH_DIM = "ranks"
 
 
 class ResultRow(Struct):
-    """Fields of a result that are read, in addition to times."""
+    """Fields of a result in addition to times."""
 
     size: Count
     count: Count
@@ -35,14 +35,14 @@ class ResultRow(Struct):
 
 
 def read_nccl_tests(path: Path) -> Run:
-    """One file of nccl-tests as a run, with one case per size and placement.
+    """A file of nccl-tests as a run, with one case per size and placement.
 
-    With nccl-tests' `-I` each iteration is a sample; otherwise the average is the only sample.
+    With the option `-I` of nccl-tests each iteration is a sample. Otherwise the average is the only sample.
     """
     data: Any = read_json(path, "nccl-tests file")
     results = data.get("results") if isinstance(data, dict) else None
     if not isinstance(results, list) or not results:
-        raise UserError(f"nccl-tests file {path} has no results; write it with -J on a run that finishes")
+        raise UserError(f"nccl-tests file {path} has no results; run nccl-tests with -J again until the end")
     try:
         name = Path(str(data["args"][0])).name.removesuffix("_perf").removesuffix("_perf_mpi")
         op = OPS.get(name, name)
@@ -62,10 +62,10 @@ def read_nccl_tests(path: Path) -> Run:
             require_line(record)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = f"nccl-tests file {path} does not have the format of version 2 ({error!r})"
-        raise UserError(f"{problem}; write it with a version of nccl-tests that writes file version 2") from error
+        raise UserError(f"{problem}; use a version of nccl-tests that writes file version 2") from error
     by_id = {case["case"]["id"]: case for case in reversed(cases)}
     left_out = len(cases) - len(by_id)
-    twice = f"{path.name}: {left_out} results left out, with the size and placement of an earlier result"
+    twice = f"{path.name}: left out {left_out} results with the size and placement of an earlier result"
     return Run(path, header, list(reversed(by_id.values())), footer, [twice] if left_out else [])
 
 
@@ -73,7 +73,7 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
     config = data.get("config") or {}
     hosts = sorted({str(device.get("hostname")) for device in devices})
     num_ranks, num_hosts = max(len(devices), 1), max(len(hosts), 1)
-    # A sample is one iteration, or the average over all iterations, which are issued back to back.
+    # A sample is one iteration, or the average over all iterations, which run back to back.
     results, together = data["results"], int(config.get("aggregated_iterations") or 1)
     if not any(row.get(f"{placement}_per_iter") for row in results for placement in PLACEMENTS):
         together *= int(config.get("iterations") or 1)
@@ -115,9 +115,7 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
     wrong = body.get("nwrong")
     is_wrong = is_of_type(wrong, float) and wrong != 0
     usable = all(is_of_type(time, float) and is_of_type(time * 1e-6, Time) for time in times_us)
-    status, error = (
-        ("ok", None) if usable else ("raised", "a time is not valid, which must be above 0 s and up to a day")
-    )
+    status, error = ("ok", None) if usable else ("raised", "a time is not above 0 s and at most one day")
     if is_wrong:
         status, error = "wrong", f"{wrong:g} elements are wrong"
     params = {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": fields.size}

@@ -1,10 +1,11 @@
-"""The ranks' progress: one JSON line per event in a file of the log folder, read by the parent during the run.
+"""The ranks' progress as JSON lines, one per event, in a file of the log folder. The parent reads the file during the
+run.
 
 Events: meeting (before the ranks meet), connected, caution (text: differences between hosts), none_chosen (num_cases,
 ids: a few), plan (num_cases), case (index, id, kind, params, number of the pass), samples (count), tracing, done (id,
 status, spent_s, measuring_s; of the first pass), pass (number, num_passes, num_cases), turn (as done; of a further
-pass), end (spent_s, measuring_s). The launcher adds left after this job's ranks have ended, if another job's ranks
-follow.
+pass), end (spent_s, measuring_s). The launcher adds the event left after the end of this job's ranks, if another job
+follows.
 """
 
 import contextlib
@@ -48,10 +49,10 @@ NEEDED = {
 
 
 class ProgressWriter:
-    """The writer, on the reporting rank; without a path it writes nothing.
+    """Writer of progress events on the reporting rank. Without a path, nothing is written.
 
     Raises:
-        StorageFailed: the file cannot be written; also raised by each method.
+        StorageFailed: the file cannot be written. Each method may also raise this.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -75,7 +76,7 @@ class ProgressWriter:
             raise self._failed(error) from error
 
     def tell_samples(self, count: int) -> None:
-        """Write a case's number of samples, at most a few times per second, to avoid disturbing the samples."""
+        """Write a case's number of samples, at most every SAMPLES_EVERY_S seconds, to avoid disturbing the samples."""
         now = time.monotonic()
         if self._file is not None and now - self._last_samples >= SAMPLES_EVERY_S:
             self._last_samples = now
@@ -92,7 +93,7 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """The reader, in the parent: every complete line since the last call, also after the file was deleted."""
+    """Reader of progress events in the parent, which also works after the file was deleted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,7 +101,7 @@ class ProgressReader:
         self._begun = b""
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """Events written since the last call, in order, without lines cut short by a full disk."""
+        """Yield the events since the last call, in order, without incomplete lines from a full disk."""
         try:
             self._file = self._file or self._path.open("rb", buffering=0)
             text = self._begun + self._file.read()

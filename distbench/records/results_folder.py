@@ -1,4 +1,4 @@
-"""Run files in a results folder: files of a report, the newest of a scenario, and old files to delete."""
+"""Run files in a results folder: files for a report, the newest file of a scenario, and old files to delete."""
 
 import contextlib
 import os
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 def collect(targets: tuple[Path, ...], out: Path | None) -> tuple[list[Run], list[str]]:
-    """The runs to report, oldest first, and sentences on files and lines that were left out.
+    """The runs to report, oldest first, and warnings on ignored files and lines.
 
     Args:
-        targets: run files and folders of them; empty for the latest invocation under `out`. Names of scenarios select
-            these scenarios from the files; without a file, each name means the scenario's latest invocation.
-        out: the results folder; None where `targets` are paths only.
+        targets: run files, folders of run files, and names of scenarios, or empty for the latest invocation under
+        `out`. Names select scenarios from the files. Without a file, each name means the scenario's latest invocation.
+        out: the results folder, or None if `targets` are only paths.
     """
     warnings: list[str] = []
     names = [] if out is None else [str(name) for name in targets if is_scenario_name(name)]
@@ -80,12 +80,12 @@ def labelled(targets: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ..
     heads = read_each(files, _head, [])
     paths = tuple(path for path, about in heads if about.label == label)
     if not paths:
-        raise UserError(f"--label {label!r}: no run has this label; {_labels_text(heads)}")
+        raise UserError(f"no run has the label {label!r} of --label; {_labels_text(heads)}")
     return paths
 
 
 def is_run_name(given: Path) -> bool:
-    """Whether a text is a name of runs (NAMES), with or without `::PART`, and not a file."""
+    """Whether a text is a name of runs (NAMES), with or without `::PART`, rather than a file."""
     name = str(given).partition("::")[0]
     return RUN_NAME.fullmatch(name) is not None and not os.path.lexists(name) and not os.path.lexists(given)
 
@@ -94,10 +94,10 @@ def named_runs(targets: Iterable[Path], results: Path) -> tuple[Path, ...]:
     """The targets, with each name of runs (NAMES) replaced by its run files under `results`, oldest first.
 
     `last` is the latest command that measured, `last~1` the previous one. `@LABEL` is every run with that label. A
-    commit is every run of it; runs of a changed working tree count only without runs of the clean commit.
+    commit is every run of the commit. Runs of a changed working tree count only if the clean commit has no runs.
 
     Raises:
-        UserError: a name without a run.
+        UserError: a name has no run.
     """
     heads: list[tuple[Path, Header]] | None = None
     paths: list[Path] = []
@@ -117,7 +117,7 @@ def named_runs(targets: Iterable[Path], results: Path) -> tuple[Path, ...]:
 
 
 def named_run(target: Path, results: Path) -> Path:
-    """The run file of a target. Raise UserError if a name has several."""
+    """The run file of a target. Raise UserError if a name has several run files."""
     files = named_runs((target,), results)
     if len(files) > 1:
         raise UserError(f"{target} has {len(files)} run files; give a single file, such as {files[-1]}")
@@ -142,14 +142,14 @@ def _files_of(name: str, heads: Sequence[tuple[Path, Header]], results: Path) ->
         commits = (about.environment.git_commit for _, about in reversed(heads))
         newest = list(dict.fromkeys(text[:8] for text in commits if text))
         there_are = f"the newest commits are {', '.join(newest[:3])}" if newest else "no run has a commit"
-        raise UserError(f"{name}: no run under {results} is of this commit; {there_are}")
+        raise UserError(f"{name}: no run under {results} has this commit; {there_are}")
     commands: dict[str, list[Path]] = {}
     for path, about in heads:
         commands.setdefault(about.invocation_id or str(path), []).append(path)
     number = int(match["before"] or 0)
     if number >= len(commands):
         oldest = f"last~{len(commands) - 1}" if len(commands) > 1 else "last"
-        raise UserError(f"{name}: under {results} are {count_text(len(commands), 'run')}; the oldest is {oldest}")
+        raise UserError(f"{name}: {results} has only {count_text(len(commands), 'run')}; the oldest is {oldest}")
     return list(commands.values())[-1 - number]
 
 
@@ -159,7 +159,8 @@ def _labels_text(heads: Iterable[tuple[Path, Header]]) -> str:
 
 
 def is_scenario_name(given: Path) -> bool:
-    """Whether a text is a scenario's name: a plain word, and neither a file nor a broken link of the current folder."""
+    """Whether a text is a scenario's name, which is an identifier, and not a file or broken link in the current
+    folder."""
     return str(given).isidentifier() and not os.path.lexists(given)
 
 
@@ -170,7 +171,7 @@ def _unknown(name: str, where: str, scenarios: Iterable[str]) -> UserError:
 
 
 def run_files_in(folder: Path) -> list[Path]:
-    """Every *.jsonl below the folder that may be a run file, without ranks' logs, progress files and recordings."""
+    """Every *.jsonl below the folder, except ranks' logs, progress files and recordings."""
     paths = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())
     return sorted(folder / path for path in paths if path.name != "progress.jsonl" and not NO_RUNS & {*path.parts[:-1]})
 
@@ -186,7 +187,7 @@ def _read_named(targets: Iterable[Path], warnings: list[str]) -> list[Run]:
         elif target.exists():
             target_runs = [read_run(target)]
         else:
-            none = f"run {target} does not exist: it is not a file or folder"
+            none = f"run {target} does not exist"
             raise UserError(f"{none}; give a run file or folder, such as results/, or {NAMES}")
         runs.update({run.path.resolve(): run for run in target_runs})
     return list(runs.values())
@@ -196,7 +197,7 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str]) -> list[R
     heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
-        raise UserError(f"no run file under {out}{why}; measure first with `distbench run`, or give --results")
+        raise UserError(f"no run file under {out}{why}; measure with `distbench run`, or give --results")
     chosen: dict[Path, None] = {}
     for name in names or [""]:
         own_heads = [head for head in heads if name in ("", head[1].scenario)]
@@ -214,7 +215,7 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str]) -> list[R
 
 
 def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
-    """The results of `read` for each path; a path that `read` rejects becomes a warning."""
+    """The results of `read` for each path. A path that `read` rejects adds a warning."""
     good: list[T] = []
     refused: list[str] = []
     for path in paths:
@@ -222,7 +223,7 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[s
             good.append(read(path))
         except UserError as error:
             refused.append(f"left out: {error}")
-    warnings += capped_lines(refused, MAX_FILE_WARNINGS, "{} more files were left out for such reasons")
+    warnings += capped_lines(refused, MAX_FILE_WARNINGS, "{} more files were left out for similar reasons")
     return good
 
 
@@ -231,7 +232,7 @@ def _head(path: Path) -> tuple[Path, Header]:
 
 
 def newest_finished(out: Path, scenario: str, fits: Callable[[Header], bool] = lambda about: True) -> Run | None:
-    """The newest finished run of a scenario on this machine that fits, in a results folder."""
+    """The newest finished run of a scenario on this machine for which `fits` is true, in a results folder."""
     folder = out / machine_name()
     heads = read_each(run_files_in(folder), _head, []) if folder.is_dir() else []
     chosen = [head for head in heads if head[1].scenario == scenario and fits(head[1])]
@@ -255,10 +256,10 @@ class OldRun:
     """The runs of one command.
 
     Args:
-        run_files: its run files; `files` also includes the files of their logs.
-        log_folders: of their ranks.
-        started_at: seconds since the epoch, of the first.
-        text: its scenarios, or the folder of its launches.
+        run_files: run files of the command. `files` also includes the log files.
+        log_folders: folders of the ranks' logs.
+        started_at: start of the first run, in seconds since the epoch.
+        text: scenarios of the command, or the folder of the launches.
         goes_on: whether the command may still be measuring.
     """
 
@@ -272,20 +273,20 @@ class OldRun:
 
     @property
     def started_text(self) -> str:
-        """Its start, UTC."""
+        """The start in UTC."""
         return time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.started_at))
 
 
 def runs_kept_and_deleted(folder: Path, keep: int | None, before: float | None) -> tuple[list[OldRun], list[OldRun]]:
-    """The runs under a results folder to keep, and those to delete; each oldest first.
+    """The runs under a results folder to keep and the runs to delete, both oldest first.
 
     Args:
         folder: the results folder.
         keep: the number of newest runs to keep, or None.
-        before: keep runs that started later, seconds since the epoch, or None.
+        before: keep runs that started later, in seconds since the epoch, or None.
 
     Raises:
-        UserError: not a folder.
+        UserError: `folder` is not a folder.
     """
     if not folder.is_dir():
         raise UserError(f"--results {folder} is not a folder; give a results folder, such as results")
@@ -313,7 +314,7 @@ def _runs_in(folder: Path) -> list[OldRun]:
 def _run_of(key: object, some: Sequence[tuple[Path, Header]], folder: Path) -> OldRun:
     run_files = tuple(path for path, _ in some)
     logs = [path.parent / LOGS / path.stem for path in run_files]
-    # With another launcher each rank has its own folder inside the launch's folder.
+    # With another launcher each rank has a folder inside the launch's folder.
     launches = [Path(about.log_dir or "").parent for _, about in some]
     logs += [
         folder / LOGS / launch.name
@@ -345,7 +346,7 @@ def _goes_on(path: Path) -> bool:
 
 
 def delete(runs: Iterable[OldRun], folder: Path) -> list[str]:
-    """Delete the runs, and then empty folders below `folder`; return a sentence per path that cannot be deleted."""
+    """Delete the runs, and empty folders below `folder`. Return a sentence per path that cannot be deleted."""
     failed = []
     for run in runs:
         for path in (*run.log_folders, *run.run_files):

@@ -1,14 +1,15 @@
 """The run file: its lines, its header and its JSON schema.
 
-Line 1 is the run (schema_version, run_id, job, environment). It is followed by a line per case, written after its first
-pass, a line per case for each further pass, traces if requested, and a footer. A file without a footer is an
-interrupted run; its cases count, with their finished passes.
+Line 1 is the run (schema_version, run_id, job, environment). The next lines are a line per case after its first pass, a
+line per case and further pass, traces if requested, and a footer. A file without a footer is an interrupted run, whose
+cases count with their finished passes.
 
 History of schema_version:
     1: first version.
     2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples. A step's
-       `batch_size`; its `num_tokens` only if the scenario gives them (before, always: batch x the next dimension).
-       Added later, readable by all versions: a header, case or trace with `simulated` is of `distbench simulate`.
+       `batch_size`; its `num_tokens` only if the scenario has a number of tokens (in version 1 always batch x the next
+       dimension). Added later, readable by all versions: a header, case or trace with `simulated` is of `distbench
+       simulate`.
 """
 
 import codecs
@@ -44,7 +45,8 @@ from distbench.spec.json_decoder import (
 )
 from distbench.spec.mesh import Mesh, format_mesh
 
-# Types of a run file's lines; older files lack some fields. The JSON schema contains the docstrings of these types.
+# Types of a run file's lines. Older files do not have all fields. The JSON schema contains the docstrings of these
+# types.
 
 # Columns of a trace: a row per collective, per phase, and per span of computing on a rank.
 TRACE_COLUMNS = (
@@ -57,12 +59,12 @@ COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
 Status = Literal["ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported"]
 STATUSES: tuple[str, ...] = get_args(Status)
 MAX_PASSES = 100_000  # larger numbers of a pass are not valid
-PassNumber = Annotated[int, Meta(ge=1, le=MAX_PASSES - 1, description="a number of a pass")]
+PassNumber = Annotated[int, Meta(ge=1, le=MAX_PASSES - 1, description="number of a pass")]
 Record = dict[str, Any]
 
 
 class JobFields(Struct):
-    """The job of the run; fields without a type may have any value."""
+    """The job of the run. Fields without a type may have any value."""
 
     scenario: str | None = None
     device: str | None = None
@@ -76,7 +78,7 @@ class JobFields(Struct):
 
 
 class Environment(Struct, frozen=True):
-    """The environment of a run; None for fields that its header lacks.
+    """The environment of a run. Fields that are missing in the header are None.
 
     Args:
         cautions: sentences on differences between hosts.
@@ -154,7 +156,7 @@ Counters = defstruct(
         *optional(Amount, "idle_share", "least_idle_share"),
         *optional(list[Amount], "idle_shares"),
         # Of a simulated step.
-        *optional(Duration, "compute_s", "exposed_s", "idle_s", "host_s", "bubble_s"),
+        *optional(Duration, "compute_s", "exposed_s", "idle_s", "host_s", "bubble_s", "on_host_s"),
         *optional(list[Amount], "bubble_shares"),
         *optional(dict[str, Duration], "predicted_phases_s", "exposed_by_mesh_dim_s"),
         *optional(Amount, "mfu", "hfu"),
@@ -234,7 +236,7 @@ class TraceTable(Struct):
 
     def __post_init__(self) -> None:
         if len(set(self.columns)) < len(self.columns):
-            raise ValueError("columns has a name twice")
+            raise ValueError("columns has a duplicate name")
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"rows is not a list of rows with {len(self.columns)} values each")
         by_column = zip(self.columns, zip(*self.rows, strict=True), strict=False)
@@ -291,7 +293,7 @@ TraceLine = defstruct(
 
 
 def require_line(record: Record) -> None:
-    """Raise a ValueError, one sentence, for the first wrong field of a line after the header.
+    """Raise a ValueError with one sentence for the first invalid field of a line after the header.
 
     Lines of unknown types are from newer versions.
     """
@@ -313,7 +315,8 @@ BROKE_THE_LAUNCH = ("raised", "timeout", "aborted")
 
 
 class _RecordReader:
-    """Reads one run file: a bad header rejects the file, other bad lines are left out with a sentence in `warnings`."""
+    """Reader of one run file. An invalid header rejects the file. Other invalid lines are left out with a sentence in
+    `warnings`."""
 
     def __init__(self, path: Path, warnings: list[str]) -> None:
         self._path = path
@@ -323,7 +326,7 @@ class _RecordReader:
         self._pass_lines: dict[tuple[str, int], int] = {}
 
     def records(self) -> Iterator[Record]:
-        """The header, then every valid line; raises UserError as `read_run`."""
+        """Yield the header and every valid line. Raise UserError as `read_run`."""
         with opened(self._path, RUN_FILE, MAX_RUN_BYTES) as file:
             yield _header_line(self._path, file.readline())
             for number, line in enumerate(file, start=2):
@@ -331,7 +334,7 @@ class _RecordReader:
                     yield record
         if self._num_left_out > MAX_LINE_WARNINGS:
             more = self._num_left_out - MAX_LINE_WARNINGS
-            self._warnings.append(f"{self._path.name}: {more} more lines were left out for such reasons")
+            self._warnings.append(f"{self._path.name}: {more} more lines were left out for similar reasons")
 
     def _record(self, number: int, line: bytes) -> Record | None:
         try:
@@ -353,7 +356,7 @@ class _RecordReader:
                 self._leave_out(number, str(error))
                 return None
             # Without the wrong field, the footer still shows that the run finished.
-            self._warnings.append(f"{self._path.name}, line {number}: {error}; this field is left out")
+            self._warnings.append(f"{self._path.name}, line {number}: {error}; the field is left out")
             return {name: value for name, value in record.items() if is_of_type({name: value}, Footer)}
         return record
 
@@ -364,7 +367,7 @@ class _RecordReader:
             first, before = self._case_lines.setdefault(case_id, (number, status))
             if first == number:
                 return
-            # A case may have a second row, from the parent after the launch broke: both rows count.
+            # A case may have a second row, which the parent writes after a failed launch. Both rows count.
             if status in BROKE_THE_LAUNCH and not record.get("samples_s") and before in ("ok", "wrong"):
                 self._case_lines[case_id] = first, status
                 return
@@ -386,16 +389,16 @@ def _header_line(path: Path, line: bytes) -> Record:
     except ValueError:
         record = None
     if not isinstance(record, dict) or record.get("type") != "run":
-        problem = f"{path} is not a distbench run file (its first line is not a run header)"
+        problem = f"{path} is not a distbench run file, because line 1 is not a run header"
         raise UserError(f"{problem}; give a results/*.jsonl file")
     try:
         decode(record, HeaderLine)
     except ValueError as error:
-        raise UserError(f"{RUN_FILE} {path}, line 1: {error}; its header is damaged: measure again") from error
+        raise UserError(f"{RUN_FILE} {path}, line 1: {error}; measure again") from error
     return record
 
 
-# Launches are compared only where these fields of their headers agree.
+# Launches are compared only if these fields of their headers agree.
 MUST_AGREE = (
     *("machine", "cpu_model", "num_cpus", "device", "device_name", "backend", "mesh", "world_size", "num_hosts"),
     *("num_threads", "scheduler", "pipelined", "passes"),
@@ -410,15 +413,15 @@ class Header:
     """A run file's header, from `header_of`.
 
     Args:
-        invocation_id: shared by the runs of one `distbench run`.
-        device: the requested device; the environment has the device that was used.
-        settings: of sampling.
+        invocation_id: common id of the runs of one `distbench run`.
+        device: the requested device. The used device is in the environment.
+        settings: settings of sampling.
         profile: file of the machine's profile.
         log_dir: folder of rank 0's logs.
-        label: the user's own text for the run.
-        started_at: seconds since the epoch, or 0 where unknown.
-        facts: every field of MUST_AGREE and SHOWN, as written; None where unknown.
-        simulated: the hardware file and assumptions of a simulated run; empty for a measured one.
+        label: the user's label of the run.
+        started_at: seconds since the epoch, or 0 if unknown.
+        facts: every field of MUST_AGREE and SHOWN as written, None if unknown.
+        simulated: the hardware file and assumptions of a simulated run, empty for a measured run.
     """
 
     run_id: str | None = None
@@ -441,11 +444,13 @@ def basis_text(simulated: Mapping[str, Any]) -> str:
     """The hardware file of a simulated run (`Header.simulated`), and the number of its guessed figures."""
     hardware = simulated.get("hardware")
     name = (hardware.get("name") if isinstance(hardware, dict) else None) or "unknown"
-    return f"by hardware file {name} with {guesses_text(simulated)}; distbench report --full lists the assumptions"
+    return (
+        f"simulated with hardware file {name}, {guesses_text(simulated)}; distbench report --full lists the assumptions"
+    )
 
 
 def guesses_text(simulated: Mapping[str, Any]) -> str:
-    """`13 guessed, 2 extrapolated figures` of a simulated run's hardware file."""
+    """A text such as `13 guessed, 2 extrapolated figures` on a simulated run's hardware file."""
     counts = [
         f"{len(names)} {word}"
         for basis, word in (("guess", "guessed"), ("fitted", "fitted"), ("extrapolated", "extrapolated"))
@@ -455,7 +460,7 @@ def guesses_text(simulated: Mapping[str, Any]) -> str:
 
 
 def header_of(record: Mapping[str, Any]) -> Header:
-    """The header of a run file's first line; ValueError where the line does not match `HeaderLine`."""
+    """The header of a run file's first line. Raise ValueError if the line does not match `HeaderLine`."""
     line = decode(record, HeaderLine)
     job = line.job or JobFields()
     return Header(
@@ -479,7 +484,7 @@ def header_of(record: Mapping[str, Any]) -> Header:
 def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
     settings = dict(job.get("settings") or {})
-    # The backend's class, where the name has another class than in older versions of torch.
+    # The backend's class, if the class of this name differs from older versions of torch.
     backend, backend_class = environment.get("backend"), environment.get("backend_class")
     if backend_class not in (None, first_backend_class(str(backend))):
         facts["backend"] = f"{backend} ({backend_class})"
@@ -487,7 +492,7 @@ def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)
     facts["passes"] = settings.pop("passes", 1)
-    # Older files lack this field; their runs checked everything.
+    # Older files do not have this field, and their runs checked everything.
     if settings.get("check") == "full":
         del settings["check"]
     facts["settings"] = settings or None
@@ -514,7 +519,7 @@ UPGRADES: dict[int, Callable[[Record], Record]] = {1: _without_guessed_tokens}
 
 @dataclass(frozen=True)
 class Case:
-    """One case to measure; `params` are columns of a report."""
+    """One case to measure. `params` are columns of a report."""
 
     id: str  # stable join key, such as kind/dtype[shape]/operation/mesh
     kind: str  # "collective", "redistribute", "calibrate", "operator", "compute", "step" or "call"
@@ -527,17 +532,18 @@ class CaseResult:
 
     Args:
         status: one of STATUSES.
-        samples_s: seconds of each sample on its slowest rank.
-        phases_s: phase name to seconds of each sample on that phase's slowest rank.
-        payload_bytes: nccl-tests' S for a collective or a calibrated step; the global tensor of a redistribution.
+        samples_s: seconds of each sample on the sample's slowest rank.
+        phases_s: phase name to seconds of each sample on the phase's slowest rank.
+        payload_bytes: size of a collective or calibrated step as S in nccl-tests; of a redistribution, size of the
+        global tensor.
         wire_bytes: bytes that one rank must send, by the algorithm's count.
         group_size: ranks in one group.
-        mesh_dim: mesh dim (or dims, joined by "x") of the participating groups.
+        mesh_dim: mesh dim of the participating groups, or mesh dims joined by "x".
         backend_op: the backend's operation.
         stop_reason: the reason that ended sampling: "steady" ("precise" in older files), "max_samples", "max_case_s" or
             "passes".
-        counters: any other number or short text of the case.
-        error: one sentence, when status is not ok.
+        counters: other numbers and short texts of the case.
+        error: one sentence if status is not ok.
     """
 
     case: Case
@@ -556,7 +562,7 @@ class CaseResult:
     error: str | None = None
 
     def to_record(self) -> Record:
-        """The data of its JSON line."""
+        """Return the data of the case's JSON line."""
         return {"type": "case", **asdict(self)}
 
 
@@ -565,12 +571,12 @@ class Run:
     """The content of a run file.
 
     Args:
-        header: its first line as data; `about` has it typed.
-        cases: a record per case, in file order, with the fields of CaseResult over all its passes, and `passes`:
-            (number of a pass, its samples), in order.
-        footer: its last line, or None for an interrupted run.
+        header: the first line as data. `about` is the typed header.
+        cases: a record per case in file order, with the fields of CaseResult over all passes, and `passes`, a list of
+        (number of a pass, number of samples).
+        footer: the last line, or None for an interrupted run.
         warnings: sentences about lines that could not be read.
-        traces: a record per traced step, in file order: `case_id`, and `error` or the fields of `observe.trace`.
+        traces: a record per traced step in file order, with `case_id`, and `error` or the fields of `observe.trace`.
     """
 
     path: Path
@@ -587,23 +593,24 @@ class Run:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the run was simulated, not measured."""
+        """Whether the run was simulated rather than measured."""
         return bool(self.about.simulated)
 
     @property
     def scenario(self) -> str:
-        """The scenario's name; the file's where the header has none."""
+        """The scenario's name, or the file's name if the header has no scenario."""
         return self.about.scenario or self.path.stem
 
 
 def append(path: Path, *records: Record, is_synced: bool = True) -> None:
-    """Append records, one line each. With `is_synced`, return when they are on the disk, else when the kernel has them.
+    """Append records, one line each. With `is_synced`, return after the records are on the disk, not only in the
+    kernel.
 
-    An unfinished line of a killed writer is ended first, so that each record has its own line. After an OSError (a full
-    disk) the file is unchanged.
+    An unfinished line of a killed writer is ended first, so that each record has a line. After an OSError (a full disk)
+    the file is unchanged.
     """
     line = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
-    # Unbuffered: a buffer's rest would be written at the close, after the file was truncated.
+    # Unbuffered, because the rest of a buffer would be written at the close, after the file was truncated.
     with path.open("ab+", buffering=0) as file:
         if end := file.tell():
             file.seek(-1, os.SEEK_END)
@@ -616,7 +623,7 @@ def append(path: Path, *records: Record, is_synced: bool = True) -> None:
             if is_synced:
                 os.fsync(file.fileno())
         except OSError:
-            # Remove a partial record: the footer needs its space.
+            # Remove a partial record, because the footer needs the space.
             file.truncate(end)
             if not end:
                 path.unlink()
@@ -624,22 +631,23 @@ def append(path: Path, *records: Record, is_synced: bool = True) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """The first line of a run file of any version. Raise UserError if it cannot be read or is not a header."""
+    """The first line of a run file of any version. Raise UserError if the line cannot be read or is not a header."""
     with opened(path, RUN_FILE, MAX_RUN_BYTES) as file:
         return header_of(_header_line(path, file.readline(MAX_RUN_BYTES)))
 
 
 def read_run(path: Path) -> Run:
-    """Read one run file, also of an interrupted run, and convert it to the present schema.
+    """Read the run file of a finished or interrupted run, and convert the content to the present schema.
 
     Raises:
-        UserError: not a run file, a wrong header, or two headers; other bad lines become warnings.
+        UserError: the file is not a run file, or has an invalid header or two headers. Other invalid lines become
+        warnings.
     """
     warnings: list[str] = []
     records = list(_RecordReader(path, warnings).records())
     version = records[0].get("schema_version")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
-        versions = f"this distbench reads 1 up to {SCHEMA_VERSION}"
+        versions = f"but this distbench reads only versions 1 to {SCHEMA_VERSION}"
         raise UserError(f"run file {path} has schema version {version}, {versions}; update distbench")
     for step in range(version, SCHEMA_VERSION):
         records = [UPGRADES[step](record) for record in records]
@@ -649,14 +657,15 @@ def read_run(path: Path) -> Run:
     cases = [{**case, "passes": [(0, len(case.get("samples_s") or ()))]} for case in cases]
     _add_passes(cases, passes)
     if not footers:
-        finished = f"its {len(cases)} finished cases are shown"
-        warnings.append(f"{path.name} has no footer: the run was interrupted; {finished}")
+        finished = f"{len(cases)} finished cases are shown"
+        warnings.append(f"{path.name} has no footer, because the run was interrupted; {finished}")
     return Run(path, records[0], cases, footers[-1] if footers else None, warnings, traces)
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Suspend garbage collection while many records are read: they have no cycles, and it would double the time."""
+    """Suspend garbage collection during reading of many records, which have no cycles. Collection would double the
+    time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -667,7 +676,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def _add_passes(cases: list[Record], passes: list[Record]) -> None:
-    """Add further passes to their cases; with two cases of one id, to the last."""
+    """Add further passes to their cases. If two cases have the same id, the last case gets the passes."""
     by_id = {case["case"]["id"]: case for case in cases}
     for record in passes:
         if (case := by_id.get(record["case_id"])) is None:
@@ -685,17 +694,17 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
 
 
 def run_file_schema() -> dict[str, Any]:
-    """The JSON schema of one line, from the reader's types; other fields may have any value.
+    """The JSON schema of one line, from the reader's types. Other fields may have any value.
 
-    The reader also requires exactly one header in the first line, no duplicate case, and a value per column in each of
-    a trace's rows.
-    `python -m distbench.records.run_file > docs/run_file.schema.json` writes the file that a test compares with it.
+    The reader also requires exactly one header in line 1, no duplicate case, and a value per column in each row of a
+    trace. `python -m distbench.records.run_file > docs/run_file.schema.json` updates the file that a test compares with
+    this schema.
     """
     kinds = (HeaderLine, CaseLine, FailedPassLine, PassLine, FailedTraceLine, TraceLine, Footer)
     (run, case, failed_pass, one_pass, failed_trace, trace, footer), types = msgspec.json.schema_components(
         kinds, ref_template="#/$defs/{name}"
     )
-    # Every version can read the header; the other lines are of these versions.
+    # Headers of all versions can be read. Other lines are of these versions.
     types["HeaderLine"]["properties"]["schema_version"] = {"type": "integer", "minimum": 1, "maximum": SCHEMA_VERSION}
     types["HeaderLine"]["required"].append("schema_version")
     has_error = {"required": ["error"]}

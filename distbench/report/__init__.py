@@ -36,7 +36,7 @@ STATISTICS = ("num_cases", "num_ok", "geometric_mean_s", "min_s", "max_s")
 
 
 class Rendered(NamedTuple):
-    """What to print, and sentences on files left out or written, for standard error."""
+    """The text for standard output, and sentences for standard error on ignored and written files."""
 
     text: str
     warnings: list[str]
@@ -57,17 +57,16 @@ def render(
     """The report on some runs.
 
     Args:
-        runs: run files, folders of them and names of scenarios, as `collect` takes them; empty for every scenario of
-            the latest `distbench run` under `out`.
-        form: one of FORMS; "csv" and "json" give every column of the frame, one row per case. "table" gives the
-            summary, or the tables of the scenarios that are named.
-        plots: folder to draw plots in as well.
-        group_by: columns to summarise cases by; empty to list them.
-        page: HTML file for the same report with its figures.
-        reproducers: folder for one script for each cause of wrong or broken redistributions.
-        full: every table of every scenario, in "table" too; the other forms are always whole.
-        command: shows these runs again; the summary's next commands begin with it.
-        cases: an expression of -k; "" for every case.
+        runs: targets of `collect`, or empty for every scenario of the latest `distbench run` under `out`.
+        form: one of FORMS. "csv" and "json" have every column of the frame, with one row per case. "table" is the
+        summary, or the tables of scenarios in `runs`.
+        plots: folder for plots.
+        group_by: columns by which cases are summarised, or empty for a list of cases.
+        page: HTML file for the report with figures.
+        reproducers: folder for one script per cause of wrong or broken redistributions.
+        full: show every table of every scenario in "table". The other forms are always full.
+        command: the command that shows these runs again, with which the summary's next commands begin.
+        cases: an expression of -k, or "" for every case.
     """
     if form not in FORMS:
         raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")
@@ -100,7 +99,7 @@ def render(
 
 
 def summary_of(run_files: Sequence[Path], report: str) -> str:
-    """The first screen on some run files, as `distbench run` ends with it; `report` is the command that shows them."""
+    """The summary on some run files at the end of `distbench run`. `report` is the command that shows the report."""
     with no_garbage_collection():
         runs, _ = collect(tuple(run_files), None)
         contents = Contents.of(runs, frame_of(runs))
@@ -108,15 +107,16 @@ def summary_of(run_files: Sequence[Path], report: str) -> str:
 
 
 def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
-    """One row per group, in order of first appearance: the columns of `group_by`, then STATISTICS.
+    """One row per group in order of first appearance, with the columns of `group_by` and STATISTICS.
 
-    Means, minima and maxima are of the medians of the group's ok cases, in seconds: a wrong result has no time.
+    Means, minima and maxima in seconds are computed from the medians of the group's ok cases, because wrong results
+    have no valid time.
     """
     import pandas as pd
 
     for name in group_by:
         if name not in frame.columns:
-            raise UserError(f"--group-by {name}: no such column ({nearest(name, map(str, frame.columns))})")
+            raise UserError(f"--group-by {name} is not a column ({nearest(name, map(str, frame.columns))})")
     by = list(dict.fromkeys(group_by))
     is_ok = frame["status"] == "ok"
     marked = frame[by].assign(_median_s=frame["median_s"].where(is_ok), _ok=is_ok)
@@ -127,7 +127,7 @@ def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
         min_s=("_median_s", "min"),
         max_s=("_median_s", "max"),
     )
-    # A statistic wins over a column of the same name, such as min_s, so that the result has each name once.
+    # A column with the name of a statistic, such as min_s, is renamed, so that the names in the result are unique.
     keys = aggregated.index.to_frame(index=False)
     keys.columns = pd.Index([f"{name}_group" if name in STATISTICS else name for name in by])
     return pd.concat([keys, aggregated.reset_index(drop=True)], axis=1)
@@ -143,7 +143,7 @@ def _groups_table(groups: "pd.DataFrame") -> Table:
         ("min", lambda row: time_text(row["min_s"])),
         ("max", lambda row: time_text(row["max_s"])),
     ]
-    title, notes = f"by {', '.join(keys)}", ["times are of the ok cases' medians"]
+    title, notes = f"by {', '.join(keys)}", ["times are computed from the medians of ok cases"]
     return capped(table_of(title, columns, records_of(groups), notes), MAX_ROWS)
 
 
@@ -155,17 +155,18 @@ def _rendered(
     plots: Sequence[Path] = (),
     messages: Sequence[str] = (),
 ) -> Rendered:
-    """A report in one of FORMS: `data` for DATA_FORMS, `blocks` for the others; `plots` are files that were drawn."""
+    """A report in one of FORMS, from `data` for DATA_FORMS, from `blocks` for other forms. `plots` are the drawn
+    files."""
     if form in DATA_FORMS:
         # Standard output is data here.
         return Rendered(data_text(data, form), [*warnings, *(f"plot written: {path}" for path in plots), *messages])
-    # The folder apart from the names: a whole path may be longer than a line.
+    # The folder is separate from the names, because a whole path may be longer than a line.
     names = (f"plots written to {plots[0].parent}:", *(f"  {path.name}" for path in plots)) if plots else ()
     return Rendered(shown([*blocks(), Lines(names)], form), [*warnings, *messages])
 
 
 def data_text(frame: "pd.DataFrame", form: str) -> str:
-    """Every row, and every column but arrays; `form` is "csv" or "json", the latter with null for what JSON lacks."""
+    """All rows, and all columns except arrays. `form` is "csv" or "json". In JSON, nan and infinite values are null."""
     frame = frame.drop(columns=PASSES, errors="ignore")
     if form == "csv":
         safe = frame.rename(columns=cell)
@@ -174,7 +175,7 @@ def data_text(frame: "pd.DataFrame", form: str) -> str:
         return str(safe.to_csv(index=False)).rstrip("\n")
     if frame.empty:
         return "[]"
-    # A name's own % signs must survive the filling in of values.
+    # % signs in names are escaped, because values are filled in with %.
     names = (json.dumps(str(name)).replace("%", "%%") for name in frame.columns)
     record = "{" + ", ".join(f"{name}: %s" for name in names) + "}"
     columns = [_json_cells(frame[name]) for name in frame.columns]
@@ -188,11 +189,11 @@ def _json_cells(column: "pd.Series[Any]") -> list[str]:
     missing = column.isna() | column.isin([np.inf, -np.inf]) if column.dtype.kind == "f" else column.isna()
     values = column.to_numpy(object, copy=True)
     values[missing.to_numpy(bool)] = None
-    # A line break between values is safe to cut at, for within one JSON writes it as backslash n.
+    # The text can be split at line breaks, because JSON escapes line breaks within a value.
     return json.dumps(values.tolist(), separators=("\n", ":"), allow_nan=False)[1:-1].split("\n")
 
 
-# Traced steps: which trace `RUN` or `RUN::PART` means (PART is a part of the case's id), and reports on them.
+# Traced steps: selection by `RUN` or `RUN::PART` (PART is a part of the case's id), and reports.
 
 SEPARATOR = "::"
 HOW_TO_TRACE = "trace a step with `distbench run SCENARIO --trace-paths`"
@@ -200,49 +201,49 @@ HOW_TO_TRACE = "trace a step with `distbench run SCENARIO --trace-paths`"
 
 @dataclass(frozen=True)
 class SelectedTraces:
-    """The given runs, and their traces without those that no PART means."""
+    """The given runs, and the traces that RUN or RUN::PART selects."""
 
     runs: list[Run]
     traces: list[Trace]
-    is_part: bool  # a PART was named
+    is_part: bool  # a PART is given
     warnings: list[str]  # on files and lines that were left out
-    failed: list[str]  # one for each trace that failed or cannot be read
+    failed: list[str]  # one sentence per trace that failed or cannot be read
 
 
 def chosen(targets: Sequence[Path], out: Path | None) -> SelectedTraces:
-    """The traces of run files and folders, each with or without `::PART`; of the latest run under `out` for none."""
+    """The traces of run files and folders, each with or without `::PART`, or of the latest run under `out`."""
     paths_and_parts = [_split(target) for target in targets]
     runs, warnings = collect(tuple(path for path, _ in paths_and_parts), out)
     traces, failed = traces_of(runs)
     if not traces:
         of = ", ".join(map(str, targets)) or f"the latest run under {out}"
         why = f" ({'; '.join(failed)})" if failed else ""
-        raise UserError(f"{of} holds no trace of a step{why}; {HOW_TO_TRACE}")
+        raise UserError(f"{of} has no trace of a step{why}; {HOW_TO_TRACE}")
     kept = [] if paths_and_parts else traces
     for path, part in paths_and_parts:
         meant = [trace for trace in traces if _is_meant(trace, path, part)]
         if part and not meant:
-            raise UserError(f"no traced case of {path} has {part!r} in its id; {_there_are(traces)}")
+            raise UserError(f"no traced case id of {path} contains {part!r}; {_there_are(traces)}")
         kept = [trace for trace in traces if trace in kept or trace in meant]
     return SelectedTraces(runs, kept, any(part for _, part in paths_and_parts), warnings, failed)
 
 
 def selected_trace(given: Path) -> tuple[Trace, list[str]]:
-    """The one trace that `RUN` or `RUN::PART` names, and sentences on files and lines left out.
+    """The trace that `RUN` or `RUN::PART` selects, and sentences on ignored files and lines.
 
-    A PART that is the whole end of one case's id means that case, whatever else holds it.
+    A PART that is the last part of a case's id selects that case, even if other ids contain PART.
     """
     selected = chosen((given,), None)
     path, part = _split(given)
     traces = [trace for trace in selected.traces if part and trace.case_id.endswith(f"/{part}")] or selected.traces
     if len(traces) > 1:
         how = f"give {path}{SEPARATOR}PART with a part of one's case id"
-        raise UserError(f"{given} holds {len(traces)} traces; {how}; {_there_are(traces)}")
+        raise UserError(f"{given} has {len(traces)} traces ({_there_are(traces)}); {how}")
     return traces[0], [*selected.warnings, *selected.failed]
 
 
 def _split(given: Path) -> tuple[Path, str]:
-    """(the run file or folder, the part of a case's id after `::`; empty for none)."""
+    """(the run file or folder, the part of a case's id after `::`, which may be empty)."""
     if given.exists():
         return given, ""
     path, _, part = str(given).partition(SEPARATOR)
@@ -267,24 +268,24 @@ def render_paths(
     chrome: Path | None = None,
     by: tuple[str, ...] = (),
 ) -> Rendered:
-    """Which path costs what in the traced steps of some runs.
+    """A report on the cost of each path in the traced steps of some runs.
 
     Args:
-        targets: run files and folders, each with or without `::PART` of a case's id; empty for the latest run.
-        form: one of FORMS; "csv" and "json" give one row per collective, traced step and rank.
-        plots: folder for each trace's timeline.
-        page: HTML file for the whole report on these runs, paths and timelines included; where a PART is named, for
-            the paths and timelines of the traces that it means alone.
-        chrome: file for one trace as Chrome's trace events.
-        by: columns of the rows to sum by, instead of the usual tables and rows; empty for these.
+        targets: run files and folders, each with or without `::PART` of a case's id, or empty for the latest run.
+        form: one of FORMS. "csv" and "json" have one row per collective, traced step and rank.
+        plots: folder for timelines, one per trace.
+        page: HTML file for the whole report on these runs with paths and timelines, or if a PART is given, only for
+        paths and timelines of the selected traces.
+        chrome: file for one trace in the format of Chrome's trace events.
+        by: columns by which rows are summed, or empty for the usual tables and rows.
     """
     selected = chosen(targets, out)
     traces = selected.traces
     data = frame_of_traces(traces, by)
     messages = []
     if chrome and len(traces) > 1:
-        how = f"give RUN::PART of a case's id, as {traces[0].run.path}::{traces[0].case_id}"
-        raise UserError(f"--chrome takes one trace, here are {len(traces)}; {how}")
+        how = f"give RUN::PART with a part of a case's id, such as {traces[0].run.path}::{traces[0].case_id}"
+        raise UserError(f"--chrome needs one trace, not {len(traces)}; {how}")
     if chrome:
         messages.append(write_chrome(chrome, traces[0]))
     figure_files = draw(timeline_figures(traces), plots) if plots else []
@@ -307,14 +308,15 @@ def _traces_page(selected: SelectedTraces) -> Iterable[PageBlock]:
 
 
 def _traced(traces: Sequence[Trace]) -> Iterator[PageBlock]:
-    """Lazily, as figures are to be drawn in the page's style."""
+    """Yield blocks lazily, so that figures are drawn in the page's style."""
     return (block for trace in traces for block in traced_blocks(trace))
 
 
 def render_difference(target: Path, other_target: Path, form: str, page: Path | None = None) -> Rendered:
-    """How one traced step (`RUN` or `RUN::PART`) differs from another; "csv" and "json" give one row per path.
+    """A report on the differences between two traced steps (`RUN` or `RUN::PART`). "csv" and "json" have one row per
+    path.
 
-    `page` is an HTML file for the same, and for the tables of each of the two steps.
+    `page` is an HTML file for the report, with the tables of both steps.
     """
     (trace_a, warnings), (trace_b, other_warnings) = selected_trace(target), selected_trace(other_target)
     messages = []

@@ -1,4 +1,4 @@
-"""Two variants of one run, or two runs of one scenario, that a reader of the page chooses to compare."""
+"""Comparisons of two variants of one run, or of two runs of one scenario, which a reader of the page selects."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -14,16 +14,17 @@ from distbench.statistics.pass_comparison import BASELINE, as_table, compare_pai
 
 MAX_VARIANTS = 24
 MAX_RUNS, MAX_CASES = 20, 200
-NOT_COMPARABLE = "Not comparable: the two steps compute different things"
+NOT_COMPARABLE = "Not comparable, because the two steps compute different results"
 ONE_LAUNCH = (
-    "Ratio of medians, no verdict: one launch per side. For a verdict, measure both in turn (distbench ab) or compare "
+    "Ratio of medians without a verdict, because each side has only one launch. For a verdict, measure both in turn "
+    "(distbench ab) or compare "
     "several launches per side (distbench compare)"
 )
 
 
 def variants_picker(reported: ReportedRun) -> Iterator[Picker]:
-    """Any two variants of a run's steps: the table's own comparison with the baseline, others as pairs of one family;
-    nothing for fewer than three variants, whose table has it all."""
+    """Comparisons of any two variants of a run's steps. Comparisons with the baseline are from the table, others are
+    tested together. Nothing for fewer than three variants, because the table shows the only comparison."""
     measured = steps_of(reported.frame).head(MAX_VARIANTS)
     if len(measured) < 3:
         return
@@ -53,7 +54,7 @@ def variants_picker(reported: ReportedRun) -> Iterator[Picker]:
 
 
 def runs_pickers(reported: Sequence[ReportedRun]) -> Iterator[Picker]:
-    """Any two runs of each scenario that several runs are of, case by case."""
+    """Comparisons of any two runs of the same scenario, case by case."""
     for scenario in dict.fromkeys(part.run.scenario for part in reported):
         parts = [part for part in reported if part.run.scenario == scenario][-MAX_RUNS:]
         if len(parts) < 2:

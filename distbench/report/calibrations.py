@@ -1,4 +1,4 @@
-"""Calibrations: the profile that a run of scenario `calibrate` gives, as lines, a table, plots and a page."""
+"""Calibrations: the profile of a run of scenario `calibrate`, as lines, table, plots and page."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ def profile_text(profile: Profile) -> str:
 
 
 def _profile_table(profile: Profile) -> Table:
-    """One row per line, those of a mesh dim together."""
+    """One row per line, grouped by mesh dim."""
     title = f"{profile.machine}, {profile.backend}, torch {profile.torch}, mesh {format_mesh(profile.mesh)}"
     shapes, has_hosts = (
         dict.fromkeys(shape for line in profile.lines if (shape := line.hosts)),
@@ -65,15 +65,15 @@ def _profile_table(profile: Profile) -> Table:
     )
     levels = "; ".join(f"{shape}: {level_of(shape)}" for shape in shapes)
     notes = [
-        *([f"hosts: ranks of a group on each of its hosts; {levels}"] if has_hosts else []),
-        "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), beyond the knee at the rate beyond",
+        *([f"hosts: ranks of a group per host; {levels}"] if has_hosts else []),
+        "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), and above the knee at the rate beyond",
         *(
-            f"of direct, {brief_time_text(line.per_message_s)} more for each message of the busiest rank"
+            f"direct: plus {brief_time_text(line.per_message_s)} per message of the busiest rank"
             for line in profile.lines
             if line.per_message_s
         ),
-        "payload: the full gathered or scattered buffer; of direct, what the busiest rank sends or receives",
-        "errors: median of |predicted / measured - 1|, over the sizes fitted and over those held out",
+        "payload: the full gathered or scattered buffer; for direct, bytes that the busiest rank sends or receives",
+        "errors: median of |predicted / measured - 1|, over fitted sizes and over held-out sizes",
     ]
     neighbours = enumerate(pairwise(profile.lines), start=1)
     breaks = [number for number, (line, following) in neighbours if line.mesh_dim != following.mesh_dim]
@@ -87,13 +87,13 @@ def _rate_text(per_byte_s: float) -> str:
 
 # Measured points on the fitted lines.
 
-TITLES = {"all_to_all": "all_to_all as DTensor runs it", "all_to_all_native": "all_to_all, native", DIRECT: "direct"}
+TITLES = {"all_to_all": "all_to_all in DTensor", "all_to_all_native": "all_to_all, native", DIRECT: "direct"}
 NUM_CURVE = 61
 PER_ROW, PANEL_WIDTH, PANEL_HEIGHT, LEAST_WIDTH = 4, 3.3, 3.0, 7.5
 
 
 def calibration_figures(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Iterator[tuple[str, Figure]]":
-    """(name, figure) of each mesh dim: measured points on the profile's lines, one panel an op."""
+    """(name, figure) per mesh dim, with measured points and the profile's lines, one panel per op."""
     for mesh_dim in dict.fromkeys(steps.mesh_dim for steps in measured):
         yield f"calibration-{mesh_dim}", _figure(profile, [steps for steps in measured if steps.mesh_dim == mesh_dim])
 
@@ -108,9 +108,9 @@ def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
     for panel in axes[::PER_ROW]:
         panel.set_ylabel("time")
     where = "the whole mesh" if measured[0].op == DIRECT else f"mesh dim {measured[0].mesh_dim}"
-    style.title(figure, f"What a step costs over {where}, groups of {count_text(measured[0].group_size, 'rank')}")
+    style.title(figure, f"Cost of a step over {where}, groups of {count_text(measured[0].group_size, 'rank')}")
     style.caption(
-        figure, "lines are fitted to the filled points and judged by the hollow ones (off by: median of the latter)"
+        figure, "lines are fitted to filled points and tested on hollow points (off by: median error of hollow points)"
     )
     return figure
 
@@ -146,12 +146,12 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
 
 
 def _kind(sample: Sample) -> tuple[float, int]:
-    """Copies (rounded) and messages, which samples of a curve share."""
+    """The rounded number of copies, and the number of messages, which are the same for all samples of a curve."""
     return round(sample.num_copies, 1), sample.num_messages
 
 
 def _headline(reported: ReportedRun) -> Iterator[str]:
-    """For each mesh dim the costs of its collectives, and how far off the lines are."""
+    """The costs of collectives per mesh dim, and the errors of the lines."""
     profile = _profile_of(reported.run)
     if isinstance(profile, str):
         yield profile
@@ -166,8 +166,8 @@ def _headline(reported: ReportedRun) -> Iterator[str]:
         worst = max(lines, key=lambda line: line.expected_error)
         usual = percent_text(statistics.median(line.expected_error for line in lines))
         most = f"at worst {percent_text(worst.expected_error)}, {worst.op} over {worst.mesh_dim}"
-        sizes_text = "sizes held out" if worst.held_out_error is not None else "their own sizes"
-        yield f"off by {usual} on {sizes_text} (median of {count_text(len(lines), 'line')}; {most})"
+        sizes_text = "held-out sizes" if worst.held_out_error is not None else "fitted sizes"
+        yield f"median error {usual} on {sizes_text} ({count_text(len(lines), 'line')}; {most})"
 
 
 def _tables(reported: ReportedRun, full: bool = True) -> list[Block]:
@@ -184,21 +184,21 @@ def _figures(reported: ReportedRun) -> Figures:
 
 
 def _profile_of(run: Run) -> Profile | str | None:
-    """The profile, or why it is missing; None where the run has no calibration."""
+    """The profile, or the reason for a missing profile, or None if the run has no calibration."""
     if not any(case["case"].get("kind") == "calibrate" for case in run.cases):
         return None
     try:
         return profile_of(run)
     except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A run file may be anybody's, or one that was cut short.
+        # A run file may be from another program, or incomplete.
         return f"no profile: {error}"
 
 
 def _cost_text(line: Line) -> str:
-    """The cost of an empty one, or of each of its messages, and the rate of large ones."""
+    """The base cost, the cost per message, and the rate for large payloads."""
     per_byte_s = line.per_byte_s if line.knee_bytes is None else line.per_byte_beyond_s
     parts = [brief_time_text(line.base_s)] if line.base_s > 0 else []
-    parts += [f"{brief_time_text(line.per_message_s)} a message"] if line.per_message_s > 0 else []
+    parts += [f"{brief_time_text(line.per_message_s)} per message"] if line.per_message_s > 0 else []
     parts += [f"{_rate_text(per_byte_s)} GB/s"] if per_byte_s > 0 else []
     return f"{line.op} {' + '.join(parts) or 'no cost'}"
 

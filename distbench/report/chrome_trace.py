@@ -1,4 +1,4 @@
-"""A traced step as Chrome's trace events, which Perfetto opens."""
+"""A traced step as Chrome's trace events, for Perfetto."""
 
 import json
 from collections.abc import Iterator
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 MICRO = 1e6
 NANO = 1e3  # nanoseconds per microsecond
-# Perfetto takes thread 0 for the idle one.
+# In Perfetto, thread 0 is the idle thread.
 FIRST_THREAD = 1
 STEPS = "steps and phases"
-# Between one traced step and the next: time there was not traced.
+# Gap between two traced steps, because the real time between the steps is unknown.
 PAUSE_S = 1e-3
 
 
 def chrome_events(trace: Trace) -> list[Event]:
-    """All steps of all ranks of a trace with times, one after another, metadata first; times begin at 0."""
+    """Events of all steps of all ranks of a trace with times, metadata first. Steps follow each other, and times begin
+    at 0."""
     starts = _starts(trace)
     events: list[Event] = []
     for rank in trace.ranks:
@@ -44,11 +45,11 @@ def chrome_events(trace: Trace) -> list[Event]:
             thread += 1
         for mesh_dim in lanes(trace)[1:]:
             collective_events = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
-            # In whole nanoseconds, or the rounding of a sum would push neighbours apart.
+            # In whole nanoseconds, because rounding errors would put neighbours on different lanes.
             spans = [(event["ts"], event["ts"] + event["dur"]) for event in collective_events]
             used = lanes_of([(round(start * NANO), round(end * NANO)) for start, end in spans])
             for lane in range(max(used, default=0) + 1):
-                name = mesh_dim if lane == 0 else f"{mesh_dim}, at the same time"
+                name = mesh_dim if lane == 0 else f"{mesh_dim}, concurrent"
                 events += _named(rank, "thread", thread + lane, name, thread + lane)
             events += [{**event, "tid": thread + lane} for event, lane in zip(collective_events, used, strict=True)]
             thread += max(used, default=0) + 1
@@ -56,7 +57,7 @@ def chrome_events(trace: Trace) -> list[Event]:
 
 
 def _starts(trace: Trace) -> dict[int, float]:
-    """Seconds at which each step is put, so that nothing comes before 0 and no step reaches into the next."""
+    """Start of each step in seconds, so that no time is below 0 and steps do not overlap."""
     import pandas as pd
 
     names = ["step", "start_s", "end_s"]
@@ -76,7 +77,7 @@ def _named(rank: int, kind: str, thread: int, name: str, place: int) -> list[Eve
 
 
 def _complete(rank: int, name: str, category: str, start_s: float, end_s: float, args: Event) -> Event:
-    # Whole nanoseconds: the end of one phase and the start of the next must not differ by a rounding.
+    # Whole nanoseconds, so that the end of one phase is exactly the start of the next phase.
     start, end = round(start_s * MICRO, 3), round(end_s * MICRO, 3)
     event = {"ph": "X", "name": name, "cat": category, "pid": rank, "tid": FIRST_THREAD, "ts": start}
     return {**event, "dur": round(end - start, 3), "args": args}
@@ -107,15 +108,17 @@ def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]
 
 
 def chrome_text(trace: Trace) -> str:
-    """The trace file of a trace with times."""
+    """The text of the trace file for a trace with times."""
     lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))
     return f"[\n{lines}\n]\n"
 
 
 def write_chrome(path: Path, trace: Trace) -> str:
-    """Write the trace file; a sentence with its path."""
+    """Write the trace file, and return a sentence with the path."""
     if not trace.is_timed:
-        raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
+        raise UserError(
+            f"--chrome {path} cannot be written, because the trace of {trace.case_id} has no times; give another trace"
+        )
     try:
         write_whole(path, chrome_text(trace))
     except OSError as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_ROWS = 100
-# How a footnote names the collective itself, as against the function that was called.
+# Names of collectives in footnotes, as opposed to called functions.
 OWN_NAMES = {"reduce_scatter": "reduce-scatter", "all_gather": "all-gather", "all_to_all": "all-to-all"}
 
 
@@ -23,7 +23,7 @@ def _is_run_as_another(row: Row) -> bool:
     return isinstance(row["backend_op"], str) and row["backend_op"] != row["op"]
 
 
-# What COLUMNS reads of a frame that has a hundred.
+# Columns of the frame, out of a hundred, that COLUMNS needs.
 SHOWN = (
     *("op", "backend_op", "dtype", "payload_bytes", "median_s", "q1_s", "q3_s", "p95_s"),
     *("algbw_gb_per_s", "busbw_gb_per_s"),
@@ -41,9 +41,9 @@ COLUMNS: TableColumns = (
 
 
 def _collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The collectives measured and found right, ordered by mesh dim (in file order), op, dtype and size.
+    """Measured collectives with correct results, ordered by mesh dim (in file order), op, dtype and size.
 
-    Added: `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, busbw at the slow and the fast quartile.
+    Added columns are `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, the busbw at the slow and the fast quartile.
     """
     measured = measured_of(frame, "collective")
     measured[["mesh_dim", "op"]] = measured[["mesh_dim", "op"]].fillna("unknown")
@@ -55,7 +55,7 @@ def _collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _headline(reported: ReportedRun) -> Iterator[str]:
-    """For each mesh dim of several ranks each collective's bus bandwidth at the largest size."""
+    """The bus bandwidth of each collective at the largest size, per mesh dim of several ranks."""
     measured = _collectives_of(reported.frame)
     for mesh_dim, of_dim in measured[measured["group_size"] != 1].groupby("mesh_dim", sort=False):
         largest = of_dim[of_dim["payload_bytes"] == of_dim["payload_bytes"].max()].drop_duplicates("op")
@@ -83,7 +83,7 @@ def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
     if len(breaks) + 1 == len(measured):
         breaks = []
     notes = [
-        f"^ {op} runs as {backend_op} on {backend}: its busbw is not {OWN_NAMES.get(op, op)}'s own"
+        f"^ {op} runs as {backend_op} on {backend}, so its busbw is not {OWN_NAMES.get(op, op)} busbw"
         for op, backend_op, backend in _run_as_another(measured)
     ]
     rows = records_of(measured[list(SHOWN)])
@@ -92,19 +92,19 @@ def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
 
 
 def _group_sizes_text(measured: "pd.DataFrame") -> str:
-    """Ranks in a group, "2/4" where groups differ; empty where it is unknown."""
+    """The number of ranks per group, such as "2/4" if groups differ, or "" if unknown."""
     return "/".join(units.whole_text(size) for size in measured["group_size"].dropna().unique())
 
 
 def _run_as_another(measured: "pd.DataFrame") -> list[tuple[str, str, str]]:
-    """(op, what the backend runs for it, backend) where the two differ, each once."""
+    """Unique (op, op of the backend, backend) for which the two ops differ."""
     differing = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
     pairs = differing[["op", "backend_op", "backend"]].drop_duplicates()
     return list(pairs.itertuples(index=False, name=None))
 
 
 def _figures(reported: ReportedRun) -> Figures:
-    """busbw against size, one figure per dtype, one panel per mesh dim, one line per collective."""
+    """Plots of busbw by size, with one figure per dtype, one panel per mesh dim, and one line per collective."""
     measured = _collectives_of(reported.frame)
     measured = measured[(measured["busbw_gb_per_s"] > 0) & (measured["payload_bytes"] > 0)]
     for dtype, of_dtype in measured.groupby("dtype", sort=False):
@@ -115,7 +115,7 @@ def _figures(reported: ReportedRun) -> Figures:
             _busbw_panel(panel, str(mesh_dim), of_dim, colors)
             for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True)
         ]
-        # Panels share their y axis, whose limits stand when all lines are drawn.
+        # The limits of the panels' common y axis are known only after all lines are drawn.
         for panel, of_panel in zip(axes, ends, strict=True):
             style.label_ends(panel, of_panel, colors)
         for panel in axes[::PER_ROW]:
@@ -127,7 +127,7 @@ def _figures(reported: ReportedRun) -> Figures:
 
 
 def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> dict[str, float]:
-    """One line an op; op to the y of its last point."""
+    """Draw one line per op. Return the y of each op's last point."""
     ends: dict[str, float] = {}
     for op, of_op in measured.groupby("op", sort=False):
         points = of_op.sort_values("payload_bytes")

@@ -1,4 +1,4 @@
-"""The answer of a report: cases, correct or not, variants against their baseline, the largest communication."""
+"""The headline of a report: correct cases, variants compared with their baseline, and the largest communication."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ from distbench.statistics.verdicts import FASTER, SLOWER
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Cases that cannot work here and report so beforehand: `distbench run` exits with 0 for them.
+# Status of cases that cannot run here, for which `distbench run` still exits with 0.
 SKIPPED = ("skipped",)
 NOT_OK = tuple(status for status in STATUSES if status not in ("ok", *SKIPPED))
 PASS, FAIL, INCONCLUSIVE, UNKNOWN = "PASS", "FAIL", "INCONCLUSIVE", "UNKNOWN"
@@ -29,23 +29,23 @@ OF_LINKS = ("PASS: ", "FAIL: ", "UNKNOWN: ")
 
 
 def status_of(run: Run) -> str:
-    """`complete`, `failed`, ...; a run without a footer was interrupted."""
+    """The status of a run, such as `complete` or `failed`, or `interrupted` for a run without a footer."""
     return str((run.footer or {}).get("status") or "interrupted")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the runs of a report have in common.
+    """The outcome of all runs of a report.
 
     Args:
-        num_by_status: of cases.
+        num_by_status: number of cases per status.
         not_complete: statuses of the runs that are not complete.
-        compared: (scenario, variant) of each variant that was compared with a baseline.
-        largest: the sentence on the largest communication; empty without a trace.
-        links: sentences on slow ranks and links, or why these are unknown; the whole verdict of a single run.
+        compared: (scenario, variant) of every variant with a comparison.
+        largest: the sentence on the largest communication, empty without a trace.
+        links: sentences on slow or unknown ranks and links, or the whole verdict if the report has a single run.
         is_slow: whether a rank or link is slow.
         is_unknown: whether slow ranks and links could not be detected.
-        is_simulated: whether nothing was measured.
+        is_simulated: whether all cases are simulated.
     """
 
     num_scenarios: int
@@ -60,17 +60,17 @@ class Outcome:
 
     @property
     def num_correct(self) -> int:
-        """Cases whose result was right."""
+        """The number of cases with correct results."""
         return self.num_by_status["ok"]
 
     @property
     def num_not_ok(self) -> int:
-        """Cases that are wrong or did not finish."""
+        """The number of cases that are wrong or did not finish."""
         return sum(self.num_by_status[status] for status in NOT_OK)
 
     @property
     def num_by_verdict(self) -> Counter[str]:
-        """Variants that are slower, faster, and undecided."""
+        """The number of slower, faster and undecided variants."""
         return Counter(side_of(variant) for _, variant in self.compared)
 
     @property
@@ -96,7 +96,7 @@ class Outcome:
             text for text in (f"{cases} in {count_text(self.num_scenarios, 'scenario')}: {counts}", links_text) if text
         ]
         if links_text and not self.num_not_ok:
-            lines.reverse()  # a run of links is about these
+            lines.reverse()  # links are the subject of a run of links
         lines = [f"{self.severity}: {lines[0]}", *lines[1:], *links]
         if self.compared:
             sides = self.num_by_verdict
@@ -110,7 +110,7 @@ class Outcome:
 
 
 def outcome_of(reported: Sequence[ReportedRun], compared: Sequence[tuple[str, Compared]]) -> Outcome:
-    """The outcome of all runs; `compared` are (scenario, variant)."""
+    """The outcome of all runs. `compared` are (scenario, variant)."""
     runs = [part.run for part in reported]
     largest = [found for part in reported if (found := largest_communication(part))]
     verdicts = [verdict for run in runs if (verdict := judged(run))]
@@ -130,11 +130,11 @@ def outcome_of(reported: Sequence[ReportedRun], compared: Sequence[tuple[str, Co
 
 
 def side_of(variant: Compared) -> str:
-    """`slower`, `faster` or `undecided`: within noise, or too few passes."""
+    """`slower`, `faster`, or `undecided` (within noise, or too few passes)."""
     return variant.verdict if variant.verdict in (SLOWER, FASTER) else UNDECIDED
 
 
-# All variants with a verdict in one plot: the ratio of times with its interval, sorted.
+# All variants with a verdict in one plot, with ratio of times and interval, sorted.
 
 MAX_ROWS = 40
 LEAST_REACH = math.log(1.25)
@@ -148,11 +148,11 @@ ROW_HEIGHT, MAX_LABEL, TICK_GAP = 0.3, 64, 0.17
 
 
 def forest_figures(compared: Sequence[tuple[str, Compared]]) -> Figures:
-    """One figure of all variants that were compared; nothing where none was."""
+    """A figure of all variants with a comparison, or no figure without such variants."""
     rows = [(scenario, variant) for scenario, variant in compared if known(variant.ratio) and variant.ratio > 0]
     if not rows:
         return
-    # The clearest ones where not all have a place: with a verdict first, then by distance from the baseline.
+    # If there are more than MAX_ROWS variants, show variants with a verdict first, then by distance from the baseline.
     rows.sort(key=lambda row: (side_of(row[1]) == UNDECIDED, -abs(math.log(row[1].ratio))))
     shown = sorted(rows[:MAX_ROWS], key=lambda row: -row[1].ratio)
     ends = [[abs(math.log(end)) for end in variant[2:5] if known(end) and end > 0] for _, variant in shown]
@@ -180,8 +180,10 @@ def forest_figures(compared: Sequence[tuple[str, Compared]]) -> Figures:
             axes.scatter([], [], label=f"{side} ({sides[side]})", s=34, **look)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, handletextpad=0.3)
     style.title(figure, f"Variants compared with their baseline: {count_text(len(rows), 'variant')}")
-    left_out = f"; {len(rows) - len(shown)} more, nearer to the baseline, are in the tables" if rows[MAX_ROWS:] else ""
-    style.caption(figure, f"bars: 95 % CI of all variants of a table together; arrow: beyond the axis{left_out}")
+    left_out = (
+        f"; {len(rows) - len(shown)} variants nearer to the baseline are only in the tables" if rows[MAX_ROWS:] else ""
+    )
+    style.caption(figure, f"bars: 95 % CI for all variants of a table together, arrow: beyond the axis{left_out}")
     yield "variants", figure
 
 

@@ -1,4 +1,4 @@
-"""Operators on DTensors (their redistributions under each planner) and users' own calls."""
+"""Operators on DTensors, with their redistributions by each planner, and users' calls."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,15 +41,16 @@ OPERATOR_COLUMNS: TableColumns = (
     ("<inputs", lambda row: word_text(row["source"])),
     ("<result", lambda row: word_text(row["result"])),
     ("<gradients", lambda row: word_text(row["gradients"]) or NOTHING),
-    ("unasked", lambda row: whole_text(row["num_implicit"])),
+    ("implicit", lambda row: whole_text(row["num_implicit"])),
     ("sent", lambda row: size_text(row["wire_bytes"])),
 )
 
 
 def _operators_of(frame: "pd.DataFrame") -> list[Row]:
-    """One row per operator and placements of its inputs, in file order; planners that pay the same share one.
+    """One row per operator and placements of its inputs, in file order. Planners with the same communication have one
+    row.
 
-    Added: `times`, planner's name to its row of the frame.
+    The added field `times` maps a planner's name to a row of the frame.
     """
     by_key: dict[tuple[object, ...], Row] = {}
     records = records_of(measured_of(frame, "operator"))
@@ -71,11 +72,11 @@ def _operator_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     planners = list(dict.fromkeys(name for row in rows for name in row["times"]))
     times: TableColumns = [(name, partial(_time_text, name)) for name in planners]
     notes = [
-        "unasked: collectives, forward and backward, of redistributions that no caller requested; sent: by one rank",
-        "a time is the median of forward and backward; where it is blank, that planner pays otherwise: another row",
+        "implicit: collectives of redistributions that no code requested, in forward and backward; sent: by one rank",
+        "times are medians of forward and backward; a blank time means that the planner has another row",
     ]
     columns = (*OPERATOR_COLUMNS, *times, ("<pays", _payment_text))
-    optional = ("gradients", *planners[1:], "unasked")
+    optional = ("gradients", *planners[1:], "implicit")
     table = table_of("operators on DTensors", columns, rows, notes, changes_in([row["op"] for row in rows]), optional)
     return [capped(replace(table, prose="pays"), MAX_ROWS)]
 
@@ -86,25 +87,25 @@ def _time_text(planner: str, row: Row) -> str:
 
 
 def _operator_headline(reported: ReportedRun) -> Iterator[str]:
-    """How many redistribute unasked, which of them sends most, and where planners pay otherwise."""
+    """The number of implicit redistributions, the largest communication, and differences between planners."""
     rows = _operators_of(reported.frame)
     if not rows:
         return
     num_placed = len(set(map(_key, rows)))
-    unasked = [row for row in rows if known(row["num_implicit"]) and row["num_implicit"] > 0]
-    line = f"{len(set(map(_key, unasked)))} of {num_placed} operators and placements redistribute unasked"
-    if unasked:
-        most = max(unasked, key=lambda row: row["wire_bytes"])
-        line += f"; most is sent by {most['op']} of {most['source']}: {size_text(most['wire_bytes'])} a rank"
+    implicit = [row for row in rows if known(row["num_implicit"]) and row["num_implicit"] > 0]
+    line = f"{len(set(map(_key, implicit)))} of {num_placed} operators and placements redistribute implicitly"
+    if implicit:
+        most = max(implicit, key=lambda row: row["wire_bytes"])
+        line += f"; {most['op']} of {most['source']} sends the most, {size_text(most['wire_bytes'])} per rank"
     yield line
     if otherwise := len(rows) - num_placed:
-        yield f"planners pay otherwise on {otherwise} of them"
+        yield f"planners communicate differently in {otherwise} of these"
 
 
 SECTION = Section(_operator_headline, _operator_tables)
 
 
-# Users' own calls: one row per call and variant.
+# Users' calls, with one row per call and variant.
 
 
 def _name(row: Row) -> str:
@@ -116,7 +117,7 @@ def _call_headline(reported: ReportedRun) -> list[str]:
     rows = records_of(measured_of(reported.frame, "call"))
     names, _ = without_shared([*map(_name, rows)])
     times = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
-    return [f"a call takes {listed(times, MAX_NAMED)}"] if times else []
+    return [f"time per call: {listed(times, MAX_NAMED)}"] if times else []
 
 
 def _call_tables(reported: ReportedRun, full: bool = True) -> list[Table]:

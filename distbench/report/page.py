@@ -1,4 +1,4 @@
-"""The report as a page: tiles, the plot of all variants, the planner study, a section per run with its plots."""
+"""The report as a page: tiles, the plot of all variants, the planner study, and a section with plots per run."""
 
 import contextlib
 import gzip
@@ -26,16 +26,16 @@ from distbench.spec.file_io import write_whole
 from distbench.statistics.verdicts import FASTER, SLOWER
 
 MAX_TRACE = 300_000  # bytes, compressed
-# Figure of the planner study to the table that it precedes.
+# Figure of the planner study to the title of the next table.
 BEFORE = {
-    "ratio-by-size": "Time over greedy's",
-    "cost-over-best": "What each choice costs",
+    "ratio-by-size": "Time relative to greedy",
+    "cost-over-best": "Cost of each choice",
     "predicted-against-measured": "Predicted by",
 }
 
 
 def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
-    """Write the page, its figures drawn as it is written; a sentence with its path.
+    """Draw the figures and write the page. Return a sentence with the path.
 
     Raises:
         UserError: the file cannot be written.
@@ -51,10 +51,10 @@ def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
 
 
 def page_blocks(contents: Contents) -> Iterable[PageBlock]:
-    """A page's title, the summary, and then all of it."""
+    """Yield the title, the summary, and the full report."""
     yield Heading(_title(contents.runs), 1)
     yield SectionHeading("Summary", mark=_mark(contents.runs))
-    # The answer first; no commands to continue with.
+    # The headline first, and no next commands.
     _, machines, findings, notes, then, headline = summary(contents)
     yield Verdict(_texts(headline))
     yield _tiles(contents)
@@ -90,7 +90,7 @@ def _texts(block: Block) -> tuple[str, ...]:
 
 
 def _tiles(contents: Contents) -> Tiles:
-    """Correct, slower, faster, undecided, and warnings on the machine."""
+    """Numbers of correct cases, slower, faster and undecided variants, and machine warnings."""
     outcome, sides = contents.outcome, contents.outcome.num_by_verdict
     num_cases, num_warnings = outcome.num_by_status.total(), len(warnings_of(contents.runs))
     word = "simulated" if outcome.is_simulated else "correct"
@@ -107,7 +107,7 @@ def _tiles(contents: Contents) -> Tiles:
 
 
 def traced_blocks(trace: Trace) -> Iterable[PageBlock]:
-    """A traced step's time by path, its timeline first, and the trace as a file for Perfetto."""
+    """Yield a traced step's timeline, the trace as a file for Perfetto, and the times by path."""
     heading, first, *tables = trace_blocks(trace)
     yield from (heading, first)
     if trace.is_timed:
@@ -117,12 +117,12 @@ def traced_blocks(trace: Trace) -> Iterable[PageBlock]:
 
 
 def _chrome_download(trace: Trace) -> PageBlock:
-    """All traced steps; a command instead where they would make the page large."""
+    """A download of all traced steps, or a command if the download would make the page large."""
     content = gzip.compress(chrome_text(trace).encode(), mtime=0)
     how = "open it at ui.perfetto.dev (Open trace file) or in chrome://tracing"
     if len(content) > MAX_TRACE:
         command = f"distbench report --paths {trace.run.path.name}::{trace.case_id} --chrome trace.json"
-        return Lines((f"All traced steps in Perfetto: write the trace with `{command}`, then {how}.",))
+        return Lines((f"For all traced steps in Perfetto, write the trace with `{command}`, then {how}.",))
     use = f"({disk_text(len(content))}): all traced steps for Perfetto. Save the file, then {how}."
     return Download(f"{trace.name}-trace.json.gz", content, "application/gzip", use)
 
@@ -142,14 +142,14 @@ def _title(runs: Sequence[Run]) -> str:
     machines = ", ".join(dict.fromkeys(run.about.environment.machine or "unknown machine" for run in runs))
     subject = names[0] if len(names) == 1 else f"{len(names)} scenarios"
     title, started_at = f"distbench: {subject} on {machines}", min((run.about.started_at for run in runs), default=0.0)
-    # A header may say nothing, or nonsense.
+    # A header may have no valid start.
     with contextlib.suppress(ValueError, OverflowError, OSError):
         return f"{title}, {datetime.fromtimestamp(started_at, UTC).date()}" if started_at > 0 else title
     return title
 
 
 def _mark(runs: Sequence[Run]) -> str:
-    """Counts of cases that are not ok: "1 wrong, 2 interrupted"; empty without any."""
+    """A text such as "1 wrong, 2 interrupted" on cases that are not ok, or an empty text."""
     num_by_status = Counter(case["status"] for run in runs for case in run.cases)
     counts = {status: num_by_status[status] for status in NOT_OK}
     return counts_text(counts | {"interrupted": sum(run.footer is None for run in runs)})

@@ -37,32 +37,38 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The verdict: what to use, what greedy wastes, what min_cost mispredicts; and the line of code.
+# The verdict: recommendation, waste of greedy, errors of min_cost, and the line of code.
 
-# What torch can be made to plan with everywhere, operators and backward included.
+# Planners that torch can use everywhere, including operators and backward.
 EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
-# Predictions further off than this rank plans by luck.
+# Predictions with larger errors do not rank plans reliably.
 ROUGH = 0.5
-ROUGH_TEXT = "That is rough: this machine did not behave as when it was calibrated; calibrate again, without --quick."
+ROUGH_TEXT = (
+    "These errors are large, because the machine's speed has changed since the calibration. Calibrate again "
+    "without --quick."
+)
 
 
 def verdict_lines(study: Study) -> tuple[str, ...]:
-    """What to use, what greedy wastes, what min_cost changes, errors of predictions, wrong results; all measured."""
+    """Lines on the recommended planner, greedy's waste, min_cost's changes, errors of predictions, and wrong
+    results."""
     lines = [_use_line(study), _greedy_line(study), _min_cost_line(study), _prediction_line(study), _wrong_line(study)]
     if study.is_native:
-        lines.insert(1, "Every all-to-all ran as such in these runs (+native), greedy's and min_cost's too.")
+        lines.insert(1, "All planners used native all-to-all in these runs (+native), including greedy and min_cost.")
     return tuple(line for line in lines if line)
 
 
 def best_everywhere(study: Study) -> tuple[str, Tally] | None:
-    """The planner to set for everything: that with the least mean time, if its interval is under greedy's; or None."""
+    """The planner for everything: the planner with the lowest mean time, if the interval is below greedy's time, else
+    None."""
     candidates = [(planner, compared) for planner in EVERYWHERE if (compared := study.against(planner))]
     best = min(candidates, key=lambda candidate: candidate[1].mean[0], default=None)
     return best if best and best[1].mean[2] < 1 else None
 
 
 def best_by_hand(study: Study) -> Tally | None:
-    """direct, where it is faster than greedy and than the planner best everywhere on the pairs that it can move."""
+    """The tally of direct, if direct is faster than greedy and the best planner for everything, on the pairs that
+    direct can move; else None."""
     direct, everywhere = study.against("direct"), best_everywhere(study)
     if not direct or not direct.mean[2] < 1:
         return None
@@ -78,7 +84,7 @@ def _use_line(study: Study) -> str:
     on = f"On {study.machine} ({study.versions.backend}, mesh {meshes})"
     everywhere, by_hand = best_everywhere(study), best_by_hand(study)
     if not study.table.planners:
-        return f"{on} no redistribution came out right, so there is nothing to compare."
+        return f"{on} no redistribution has a correct result, so no planner can be recommended."
     parts = []
     if by_hand:
         advice = "direct for redistributions that you write yourself"
@@ -87,11 +93,9 @@ def _use_line(study: Study) -> str:
         planner, compared = everywhere
         parts.append(f"{planner} for everything: {_times_greedy(compared)} over {compared.num_pairs} pairs")
     elif study.tallies:
-        parts.append(
-            "greedy, torch's default, for the rest: no planner that can be set for everything is surely faster"
-        )
+        parts.append("greedy, torch's default, for the rest, because no planner for everything is faster beyond noise")
     if not parts:
-        return f"{on} greedy was not measured next to another planner, so none can be recommended."
+        return f"{on} greedy was not measured together with another planner, so no planner can be recommended."
     return f"{on}, use " + "; and ".join(parts) + f" (pairs {study.focus_text} that communicate)."
 
 
@@ -104,10 +108,10 @@ def _greedy_line(study: Study) -> str:
     if not regret:
         return ""
     sent = study.sent_over_bound.get("greedy", float("nan"))
-    bytes_text = f", and sends {sent:.1f} times the bytes that must arrive" if units.known(sent) else ""
+    bytes_text = f", and sends {sent:.1f}x the bytes that must arrive" if units.known(sent) else ""
     return (
-        f"greedy wastes {units.percent_text(1 - 1 / regret.mean)} of its time: it takes {regret.mean:.2f} times as "
-        f"long as the best planner measured{bytes_text}; at worst {regret.worst:.1f} times."
+        f"greedy wastes {units.percent_text(1 - 1 / regret.mean)} of its time: greedy is {regret.mean:.2f}x slower "
+        f"than the best measured planner (at worst {regret.worst:.1f}x){bytes_text}."
     )
 
 
@@ -117,17 +121,17 @@ def _min_cost_line(study: Study) -> str:
         return ""
     changed = study.differences.get(("min_cost", "greedy", "", ""))
     if not changed or not changed.num_differing:
-        return "min_cost plans what greedy plans on every pair here."
+        return "min_cost plans the same path as greedy on every pair here."
     open_calls = compared.num_differing - compared.num_faster - compared.num_slower
     paid = (
-        f"Measured beyond noise it paid on {compared.num_faster} and cost time on {compared.num_slower}, "
-        f"{open_calls} are too close to call"
+        f"On these pairs min_cost is faster in {compared.num_faster}, slower in {compared.num_slower} and within "
+        f"noise in {open_calls}"
         if study.ratios["min_cost", BASELINE].enough.any()
-        else f"Under {MIN_PASSES} passes it is unknown on which it did"
+        else f"With fewer than {MIN_PASSES} passes, the real gain is unknown"
     )
     return (
-        f"min_cost leaves greedy's path on {changed.num_differing} of {changed.num_pairs} pairs, because its constants "
-        f"predict a gain. {paid}; over all pairs, min_cost takes {_times_greedy(compared)}."
+        f"min_cost plans another path than greedy on {changed.num_differing} of {changed.num_pairs} pairs, because "
+        f"min_cost's constants predict a gain. {paid}; over all pairs, min_cost takes {_times_greedy(compared)}."
     )
 
 
@@ -138,12 +142,12 @@ def _prediction_line(study: Study) -> str:
     rank, ranked = study.ranking, ""
     if rank.num_plans:
         apart, share = units.percent_text(APART), units.percent_text(rank.num_right / rank.num_plans)
-        ranked = f", and of {rank.num_plans} plan pairs predicted over {apart} apart {share} are ranked right"
+        ranked = f", and rank {share} of {rank.num_plans} plan pairs correctly that are predicted over {apart} apart"
     errors = " to ".join(dict.fromkeys(f"{100 * end(overall):.0f}" for end in (min, max)))
     return (
-        "Choosing each pair's planner by the profile's prediction alone takes "
-        f"{units.ratio_text(*study.chosen_ratio)} of greedy's time; predictions are off by {errors} % (median, by "
-        f"planner){ranked}." + (f" {ROUGH_TEXT}" if max(overall) > ROUGH else "")
+        "A choice of each pair's planner only by the profile's prediction takes "
+        f"{units.ratio_text(*study.chosen_ratio)} of greedy's time. Predictions have errors of {errors} % (median "
+        f"per planner){ranked}." + (f" {ROUGH_TEXT}" if max(overall) > ROUGH else "")
     )
 
 
@@ -156,42 +160,42 @@ def _wrong_line(study: Study) -> str:
     )
     if not own_wrong and not theirs:
         return "Every value was checked and is correct." if study.outcomes else ""
-    parts = [f"torch's planners gave wrong values or broke: {theirs} cases"] if theirs else []
+    parts = [f"torch's planners gave wrong values or failed: {theirs} cases"] if theirs else []
     if own_wrong:
-        parts.append(f"OURS TOO: {own_wrong} cases")
+        parts.append(f"distbench's planners gave wrong values or failed: {own_wrong} cases")
     elif ours:
-        parts.append(f"distbench's own planners gave none wrong among the {ours} cases that they moved")
+        parts.append(f"all {ours} results of distbench's planners are correct")
     return "; ".join(parts) + "."
 
 
 def code_blocks(study: Study) -> list[Block]:
-    """The lines of code for the verdict's choice."""
+    """The lines of code for the recommended planners."""
     everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
     profile = str(short_path(Path(study.profile or "profile.json")))
     native = NATIVE if study.is_native else ""
     advice: dict[str, str] = {}  # planner to its sentence
     if everywhere:
-        why = f"{everywhere[0]}, for every redistribution, also those inside operators and in backward"
+        why = f"{everywhere[0]}, for every redistribution, including redistributions in operators and in backward"
         advice[everywhere[0] + native] = f"{why}: {_times_greedy(everywhere[1])}."
     if by_hand:
-        why = "direct, in the place of tensor.redistribute(...), where neither side has a Partial"
+        why = "direct, instead of tensor.redistribute(...), if no placement is Partial"
         advice["direct"] = f"{why}: {_times_greedy(by_hand)}."
     if not everywhere and calibrated:
-        why = f"calibrated takes {_times_greedy(calibrated)} here: no sure gain. To try it all the same:"
+        why = f"calibrated takes {_times_greedy(calibrated)} here, which is not a gain beyond noise. To try calibrated:"
         advice["calibrated" + native] = why
     blocks = [block for planner, text in advice.items() for block in (Lines((text,)), Code(code_for(planner, profile)))]
-    nothing = Lines(("Nothing to change: greedy is what torch uses by itself.",))
+    nothing = Lines(("No change is needed, because greedy is torch's default.",))
     return [Heading("The line of code"), *(blocks or [nothing])]
 
 
 def code_for(planner: str, profile: str) -> tuple[str, ...]:
-    """Lines of Python that make a training loop use a planner, `+native` in its name included."""
+    """Lines of Python for a training loop with a planner. The name may end with `+native`."""
     name, _, native = planner.partition("+")
     if name == "direct":
         return (
             "import distbench",
             'move = distbench.DirectRedistribution("S(0)R", "RS(0)", x.shape, mesh.mesh)  # once, with your placements',
-            "local = move(x.to_local())  # as often as wanted",
+            "local = move(x.to_local())  # any number of times",
         )
     imports = ["import distbench"] if native or name == "calibrated" else []
     contexts = ["distbench.native_all_to_all()"] if native else []
@@ -213,7 +217,7 @@ STATUS_ORDER = ("ok", *BAD, "unsupported", "skipped")
 
 
 def story(study: Study) -> list[Block]:
-    """The numbers behind the verdict; empty tables are left out."""
+    """The tables with the numbers of the verdict, without empty tables."""
     heading = Heading(f"Redistribution planner study: {study.machine}, torch {study.versions.torch}")
     parts = (_means, _wins, _regrets, _paths, _predictions, _largest_gains, _outcomes, _failures)
     return [heading, *(table for part in parts if (table := part(study)).rows)]
@@ -222,7 +226,7 @@ def story(study: Study) -> list[Block]:
 def _by_group(
     study: Study, values: Mapping[Place, Any], kinds: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str, list[Any]]]:
-    """Mesh, size, and the values of each two planners there, in the order of kinds; only where there are some."""
+    """Yield mesh, size, and the values of each two planners in the order of `kinds`, if any value exists."""
     for mesh, size, _ in study.table.groups():
         of_group = [values.get((*kind, mesh, size)) for kind in kinds]
         if any(of_group):
@@ -238,9 +242,9 @@ def _means(study: Study) -> Table:
         rows.append((mesh, size, str(num_pairs), *(cell for mean in means for cell in mean.partition(" ")[::2])))
     notes = [
         "geometric mean over the pairs that communicate, [95 % CI over pairs]; below 1 is faster than greedy",
-        "direct makes no Partial: its mean is over the pairs that it moved",
+        "direct cannot produce Partial placements; the mean of direct is over the pairs that direct moved",
     ]
-    title = "Time over greedy's, by mesh and size of the whole tensor"
+    title = "Time relative to greedy, by mesh and size of the whole tensor"
     columns = ("<mesh", "<size", "pairs", *(name for planner in planners for name in (planner, f"<{MEAN_CI}")))
     return Table(title, columns, rows, notes[: 2 if "direct" in planners else 1], optional=(MEAN_CI, "pairs"))
 
@@ -258,8 +262,8 @@ def _wins(study: Study) -> Table:
         "faster than\nbetter", "slower than\nbetter", f"{units.percent_text(WORSE_SHARE)}+\nslower",
     )  # fmt: skip
     notes = [
-        "faster, slower: by passes, all pairs of two planners tested together",
-        "better: the faster of torch's two, greedy and min_cost, as measured, pair by pair",
+        "faster, slower: tested over passes, with all pairs of two planners together",
+        "better: the faster of greedy and min_cost in each pair, as measured",
         *dict.fromkeys(line for family in study.ratios.values() for line in family.sentences if "nothing" in line),
         *proof_lines([family for (_, other), family in study.ratios.items() if other == BASELINE]),
     ]
@@ -288,14 +292,15 @@ def _regrets(study: Study) -> Table:
         "sent over\nthe bound", "planning,\nempty caches",
     )  # fmt: skip
     notes = [
-        "the best: the least time measured of the pair; the luckiest wins it, so even the best choice pays a little",
-        f"{CHOSEN}: pair by pair the choice of distbench redistribute, without measuring: the better of "
-        f"torch's two, unless another is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
-        "bound: the bytes that must arrive at the rank that lacks most; over pairs without Partial (geometric mean)",
+        "the best: the shortest measured time of a pair, which noise favours, so even the best choice costs a little",
+        f"{CHOSEN}: the choice of distbench redistribute per pair, the better of torch's two planners, unless another "
+        f"planner is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
+        "bound: bytes that must arrive at the rank with the most missing data (geometric mean over pairs without "
+        "Partial)",
     ]
     if BASELINE in cold and (left_out := int((~study.table.measured[study.table.at(BASELINE)]).sum())):
-        notes.append(f"left out: {left_out} pairs that greedy did not move rightly in the same run")
-    title = f"What each choice costs over the best, pairs {study.focus_text}"
+        notes.append(f"left out: {left_out} pairs without a correct result of greedy in the same run")
+    title = f"Cost of each choice over the best, pairs {study.focus_text}"
     optional = ("planning, empty caches", "pairs", "sent over the bound", near.replace("\n", " "))
     return Table(title, columns, rows, notes, optional=optional)
 
@@ -311,7 +316,7 @@ def _paths(study: Study) -> Table:
         for mesh, size, of_group in _by_group(study, texts, kinds)
     ]
     columns = ("<mesh", "<size", *(f"{planner}\nnot {reference}'s" for planner, reference in kinds))
-    return Table("How often another path is planned", columns, rows)
+    return Table("Share of pairs with another path", columns, rows)
 
 
 def _predictions(study: Study) -> Table:
@@ -326,17 +331,17 @@ def _predictions(study: Study) -> Table:
     if rank.num_plans:
         share, apart = units.percent_text(rank.num_right / rank.num_plans), units.percent_text(APART)
         of_all = f"{rank.num_right} of {rank.num_plans} plan pairs ({share})"
-        notes.append(f"{of_all} predicted over {apart} apart were measured in that order")
+        notes.append(f"{of_all} that are predicted over {apart} apart are ranked correctly")
     columns = ("<planner", *(f"error,\n{size}" for size in sizes), "predicted\nover measured")
-    return Table("Predicted by the profile against measured", columns, rows, notes)
+    return Table("Predicted by the profile, compared with measured", columns, rows, notes)
 
 
 def _largest_gains(study: Study) -> Table:
     rows = [row for gain in study.largest_gains for row in _gain_rows(study.table, gain)]
     columns = ("<planner", "<path", "median", "coll.", "sent", "over\nbound", "<over greedy")
-    notes = ["coll. = collectives; sent = bytes that one rank sends as executed; bound as above, none for Partial"]
-    subject = f"The {len(study.largest_gains)} most striking pairs {study.focus_text}"
-    title = f"{subject}: largest gains over greedy beyond noise"
+    notes = ["coll. = collectives, sent = bytes that one rank sends as executed, bound = as above, unknown for Partial"]
+    subject = f"The {len(study.largest_gains)} pairs {study.focus_text}"
+    title = f"{subject} with the largest gains over greedy beyond noise"
     breaks = frozenset(range(2, len(rows), 2))
     return Table(title, columns, rows, notes, breaks, ("coll.", "over bound", "sent"), together=True)
 
@@ -367,7 +372,7 @@ def _outcomes(study: Study) -> Table:
         (name or "-", str(study.outcomes[name].total()), *(str(study.outcomes[name][status]) for status in statuses))
         for name in dict.fromkeys([*study.table.planners, *study.outcomes])
     ]
-    notes = ["every result is compared with a shard that is cut from the full tensor without DTensor"]
+    notes = ["every result is compared with a shard of the full tensor, computed without DTensor"]
     return Table("Values: every case of every suite", ("<planner", "cases", *statuses), rows, notes)
 
 
@@ -375,7 +380,7 @@ def _failures(study: Study) -> Table:
     rows = [_failure_row(failure) for failure in study.failures]
     columns = ("<status", "<planner", "cases", "<in common", "<smallest of them", "<ours on the same")
     title = f"Wrong or broken, by cause: {count_text(sum(failure.num_cases for failure in study.failures), 'case')}"
-    notes = ["one stand-alone script each: distbench report --reproducers DIR"]
+    notes = ["a stand-alone script per cause: distbench report --reproducers DIR"]
     breaks, optional = frozenset(range(1, len(rows))), ("ours on the same",)
     return capped(Table(title, columns, rows, notes, breaks, optional, "smallest of them"), MAX_FAILURES)
 
@@ -383,7 +388,7 @@ def _failures(study: Study) -> Table:
 def _failure_row(failure: Failure) -> tuple[str, ...]:
     record = failure.example
     error = shorten(str(record["error"] or "-"), MAX_ERROR)
-    # What our planners did on the same pairs.
+    # Results of distbench's planners on the same pairs.
     ours = [f"{name}: {units.counts_text(counts)}" for name, counts in failure.ours.items()]
     return (
         failure.status,
@@ -395,7 +400,7 @@ def _failure_row(failure: Failure) -> tuple[str, ...]:
     )
 
 
-# Figures: what each choice costs, ratios by size, predicted against measured.
+# Figures: cost of each choice, ratios by size, predicted and measured times.
 
 COLORS = {
     "greedy": style.GREY,
@@ -415,7 +420,7 @@ PER_ROW = 4
 
 
 def laboratory_figures(study: Study) -> "Iterator[tuple[str, Figure]]":
-    """(name, figure) of whatever there is something to draw of."""
+    """(name, figure) of each figure with data."""
     parts = {
         "cost-over-best": _cost_figure,
         "ratio-by-size": _ratio_figure,
@@ -425,7 +430,7 @@ def laboratory_figures(study: Study) -> "Iterator[tuple[str, Figure]]":
 
 
 def _cost_figure(study: Study) -> "Figure | None":
-    """How much longer than the best measured planner of each pair every choice takes."""
+    """Extra time of every choice over the best measured planner of each pair."""
     if not study.regrets:
         return None
     regrets = dict(sorted(study.regrets.items(), key=lambda planner_regret: planner_regret[1].mean))
@@ -438,19 +443,19 @@ def _cost_figure(study: Study) -> "Figure | None":
     for place, ((planner, regret), value, end) in enumerate(zip(regrets.items(), extra, shown, strict=True)):
         few = f"  (on {regret.num_pairs} of the {most} pairs)" if regret.num_pairs < most else ""
         style.name_end(axes, (end, place), f"+{value:.0f} %{few}", is_beyond=value > limit)
-        near = f"within {units.percent_text(NEAR_BEST)} of it on {units.percent_text(regret.share_near)}"
-        text = f"{planner}: {regret.mean:.2f} times the best's time, at worst {regret.worst:.2f} times"
+        near = f"within {units.percent_text(NEAR_BEST)} of the best on {units.percent_text(regret.share_near)}"
+        text = f"{planner}: {regret.mean:.2f}x slower than the best, at worst {regret.worst:.2f}x"
         hover(axes, [Spot(0, place - 0.33, f"{text}\n{near} of {regret.num_pairs} pairs", end, 0.66)])
     style.name_bars(axes, list(regrets))
     axes.set_xlim(0, limit * 1.3)
     style.label_axis(axes.xaxis, lambda value: f"+{value:g} %" if value else "0 %")
     axes.set_xlabel(f"time over the best planner of each pair (geometric mean over {most} pairs)")
-    style.title(figure, f"What each choice costs, pairs {study.focus_text}: shorter is better")
+    style.title(figure, f"Cost of each choice, pairs {study.focus_text} (shorter is better)")
     return figure
 
 
 def _ratio_figure(study: Study) -> "Figure | None":
-    """Each planner's time over greedy's by size, one panel per mesh."""
+    """Each planner's time relative to greedy by size, one panel per mesh."""
     means = {place: tally.mean for place, tally in study.tallies.items() if place[1] == BASELINE}
     meshes = list(dict.fromkeys(mesh for _, _, mesh, _ in means if mesh))[:MAX_MESHES]
     if not meshes:
@@ -466,15 +471,17 @@ def _ratio_figure(study: Study) -> "Figure | None":
     axes[0].set_yticks([tick for tick in TICKS if low <= tick <= high])
     axes[0].set_yticks([], minor=True)
     style.label_axis(axes[0].yaxis, lambda value: f"{value:g}")
-    axes[0].set_ylabel("time over greedy's")
-    style.title(figure, "Time over greedy's by size of the tensor: below the line is faster than greedy")
-    caption = "geometric mean over the pairs that communicate; bars: its 95 % CI over pairs"
-    style.caption(figure, caption + ("; direct: the pairs that it moved" if "direct" in study.table.planners else ""))
+    axes[0].set_ylabel("time relative to greedy")
+    style.title(figure, "Time relative to greedy by size of the tensor (below the line: faster than greedy)")
+    caption = "geometric mean over the pairs that communicate, with 95 % CI over pairs as bars"
+    style.caption(
+        figure, caption + ("; direct: only pairs that direct moved" if "direct" in study.table.planners else "")
+    )
     return figure
 
 
 def _sizes(study: Study, mesh: str) -> list[str]:
-    """The size classes of a mesh on which some planner is compared with greedy."""
+    """The size classes of a mesh with a comparison of a planner with greedy."""
     sizes = {size for _, baseline, on, size in study.tallies if (baseline, on) == (BASELINE, mesh)}
     return [size for on, size, _ in study.table.groups() if on == mesh and size in sizes]
 
@@ -508,7 +515,7 @@ def _ratio_panel(axes: "Axes", mesh: str, study: Study) -> None:
 
 
 def _prediction_figure(study: Study) -> "Figure | None":
-    """Measured against predicted, one dot per plan, one panel per planner."""
+    """Measured and predicted time, one dot per plan, one panel per planner."""
     predictions = {planner: study.predicted_pairs(planner) for planner in study.table.planners}
     planners = [planner for planner, (pairs, _, _) in predictions.items() if pairs.size][:MAX_SCATTERS]
     if not planners:
@@ -525,7 +532,7 @@ def _prediction_figure(study: Study) -> "Figure | None":
     for panel in axes[::PER_ROW]:
         panel.set_ylabel("measured")
     style.caption(figure, "grey band: within 20 %; pairs of all sizes that communicate")
-    style.title(figure, "Predicted against measured, one dot per pair: on the line the prediction is right")
+    style.title(figure, "Predicted and measured time, one dot per pair (on the line: exact prediction)")
     return figure
 
 
@@ -544,7 +551,7 @@ def _scatter(axes: "Axes", planner: str, predicted: Floats, measured: Floats, lo
     style.square_time_axes(axes, low, high, max_ticks=4)
     axes.set_box_aspect(1)
     error = float(np.median(np.abs(predicted / measured - 1)))
-    axes.set_title(f"{planner}: off by {units.percent_text(error)}", fontweight="normal")
+    axes.set_title(f"{planner}: error {units.percent_text(error)}", fontweight="normal")
     look: Any = {"xycoords": "axes fraction", "fontsize": 8, "color": style.NOTE}
     axes.annotate("slower than\npredicted", (0.05, 0.95), va="top", **look)
     axes.annotate("faster than\npredicted", (0.95, 0.05), ha="right", **look)

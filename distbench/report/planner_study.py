@@ -1,4 +1,4 @@
-"""The planner study: redistributions as arrays of [planners, pairs], who wins beyond noise, and each cause of wrong
+"""The planner study: redistributions as arrays of [planners, pairs], differences beyond noise, and causes of wrong
 results."""
 
 import math
@@ -36,19 +36,20 @@ NUMBERS = ("num_collectives", "wire_bytes", "wire_bytes_executed", "predicted_s"
 
 @dataclass(frozen=True)
 class PlannerTable:
-    """The measured, correct results. Arrays are [planners, pairs], pairs in file order.
+    """The measured, correct results as arrays of [planners, pairs], with pairs in file order.
 
-    `pairs` has one row per pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
+    `pairs` has one row per pair, with PAIR_KEY, `payload_bytes`, `size` (the size class as text) and `bound_bytes` (nan
+    if unknown).
     """
 
     pairs: "pd.DataFrame"
-    planners: tuple[str, ...]  # in the order of VARIANTS, others behind
-    times: Floats  # the median, seconds; nan where a planner has no right result
-    passes: Floats  # [planners, pairs, passes] its median sample in each pass, seconds; nan where it has none
-    again: Floats  # [pairs, passes] the same of greedy, measured once more on some pairs as a control; nan on others
-    paths: NDArray[Any]  # as text; "" where there is none
-    runs_as: NDArray[Any]  # path and executed collectives, equal for equal times; "" if unknown
-    numbers: dict[str, Floats]  # those of NUMBERS; nan where there is none
+    planners: tuple[str, ...]  # in the order of VARIANTS, then other planners
+    times: Floats  # median in seconds, nan if a planner has no correct result
+    passes: Floats  # [planners, pairs, passes] median sample of each pass in seconds, nan if missing
+    again: Floats  # [pairs, passes] the control of greedy on some pairs, nan on other pairs
+    paths: NDArray[Any]  # as text, "" if missing
+    runs_as: NDArray[Any]  # path and executed collectives, by which times should be equal, "" if unknown
+    numbers: dict[str, Floats]  # columns of NUMBERS, nan if missing
 
     def at(self, planner: str) -> int:
         """A planner's row in the arrays."""
@@ -56,44 +57,45 @@ class PlannerTable:
 
     @property
     def measured(self) -> Bools:
-        """Which planners were measured on which pairs, with correct values."""
+        """Mask of planners and pairs with measured, correct values."""
         return np.isfinite(self.times)
 
     @property
     def communicates(self) -> Bools:
-        """Which pairs some planner needs communication for; the others are trivial."""
+        """Mask of pairs for which at least one planner needs communication. Other pairs are trivial."""
         return np.asarray(np.nan_to_num(self.numbers["num_collectives"]).max(axis=0, initial=0) > 0)
 
     def sizes(self) -> list[str]:
-        """The size classes, ascending."""
+        """The size classes in ascending order."""
         smallest = self.pairs.groupby("size", sort=False)["payload_bytes"].min()
         return [str(size) for size in smallest.sort_values(kind="stable").index]
 
     def groups(self) -> list[tuple[str, str, Bools]]:
-        """(mesh, size class, which pairs) of each mesh and size, ascending."""
+        """(mesh, size class, mask of pairs) per mesh and size in ascending order."""
         grouped = self.pairs.groupby(["mesh_shape", "size"], sort=False)
         smallest, members = grouped["payload_bytes"].min(), grouped.indices
         ordered = sorted(smallest.index, key=lambda label: (sizes_in(label[0]), smallest[label]))
         return [(mesh, size, self.mask(members[mesh, size])) for mesh, size in ordered]
 
     def mask(self, indexes: Any) -> Bools:
-        """True for the pairs of these indexes."""
+        """A mask that is true for the pairs of these indexes."""
         chosen = np.zeros(len(self.pairs), dtype=bool)
         chosen[indexes] = True
         return chosen
 
 
 def sizes_in(text: object) -> tuple[int, ...]:
-    """`"2x4"` as (2, 4); () for any other text."""
+    """`"2x4"` as (2, 4), or () for any other text."""
     is_shape = isinstance(text, str) and re.fullmatch(r"\d+(x\d+)*", text)
     return tuple(int(part) for part in str(text).split("x")) if is_shape else ()
 
 
 def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The redistributions of a frame, missing texts as "", sizes and meshes filled in from the rest of the row.
+    """The redistributions of a frame. Missing texts are "", and missing sizes and meshes are derived from other
+    columns.
 
-    `is_again` marks those of greedy that were measured once more: a control, no planner of their own. What direct did
-    in a run with native all-to-alls is direct's own: it never used DTensor's.
+    `is_again` marks controls, which are repeated measurements of greedy. In runs with native all-to-alls, direct is the
+    same planner, because direct does not use DTensor's all-to-all.
     """
     rows = frame[frame["kind"] == "redistribute"].copy()
     rows[TEXTS] = rows[TEXTS].fillna("")
@@ -108,7 +110,7 @@ def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
-    """The table of some rows, as `laboratory_rows` gives them."""
+    """The table of rows from `laboratory_rows`."""
     measured_rows = measured_of(rows[rows["planner"] != ""], "redistribute")
     right = measured_rows[~measured_rows["is_again"]].drop_duplicates([*PAIR_KEY, "planner"])
     by_pair = right.groupby(PAIR_KEY, sort=False)
@@ -148,59 +150,60 @@ def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
 
 
 def size_classes(sizes: Floats) -> list[str]:
-    """Each size as text where there are few of them, else the name of its class (bytes)."""
+    """Each size in bytes as text, or as the name of a size class if there are more than MAX_EXACT_SIZES sizes."""
     if len(np.unique(sizes)) <= MAX_EXACT_SIZES:
         return [size_text(size) for size in sizes.tolist()]
     return [SIZE_CLASSES[place] for place in np.searchsorted(SIZE_LIMITS, sizes, side="right")]
 
 
 def median_of(values: Floats) -> float:
-    """The median of the finite values; nan for none."""
+    """The median of the finite values, or nan without finite values."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if finite.size else float("nan")
 
 
-# Planner against planner over many pairs.
+# Comparisons of two planners over many pairs.
 
 BETTER_OF_TORCH = "the better of greedy and min_cost"
-# A planner that takes this much longer than torch's better one on a pair is much slower.
+# A planner that takes this share longer than torch's better planner on a pair is much slower.
 WORSE_SHARE = 0.10
 
 
 class Ratios(NamedTuple):
-    """One planner's time over a reference's, pairs of one family; every array has one element per pair of the table.
+    """One planner's time relative to a reference, tested on all pairs together. Every array has one element per pair of
+    the table.
 
-    Pairs on which both run the same cannot differ, nor does a baseline from itself measured again: these controls count
-    in the family, and `num_false` of the `num_controls` that have enough passes came out faster or slower all the same.
+    Pairs with equal paths and repeated measurements of a baseline are controls, which have no real difference. Controls
+    are part of the tests. `num_false` of `num_controls` controls with enough passes are falsely faster or slower.
     """
 
-    ratio: Interval  # 95 % for all of them together, from passes
-    same: Bools  # both run the same
-    enough: Bools  # both have enough passes in common
-    side: Ints  # -1 where the planner is faster beyond noise, 1 where the reference is, else (or both the same) 0
+    ratio: Interval  # with 95 % intervals for all pairs together, from passes
+    same: Bools  # the same path on both sides
+    enough: Bools  # enough passes on both sides
+    side: Ints  # -1: the planner is faster beyond noise, 1: the reference is, 0: neither, or same path
     num_controls: int
     num_false: int
     sentences: list[str]  # on the family's detectable differences
 
     def at(self, pair: int) -> tuple[float, float, float]:
-        """The ratio of a pair, with its interval."""
+        """The ratio of a pair with its interval."""
         center, low, high = (float(part[pair]) for part in self.ratio)
         return center, low, high
 
 
 class Tally(NamedTuple):
-    """How a planner did against a reference over some pairs that both moved."""
+    """The result of a planner compared with a reference over pairs that both moved."""
 
     num_pairs: int
-    num_differing: int  # on which the two do not run the same
+    num_differing: int  # pairs with different paths
     num_faster: int  # the planner is faster beyond noise
-    num_slower: int  # the reference is
-    num_much_slower: int  # of these, the ones whose interval lies above 1 + WORSE_SHARE as a whole
-    mean: tuple[float, float, float]  # geometric mean of planner / reference over num_pairs, its 95 % CI over pairs
+    num_slower: int  # the reference is faster beyond noise
+    num_much_slower: int  # slower pairs with the whole interval above 1 + WORSE_SHARE
+    mean: tuple[float, float, float]  # geometric mean of planner / reference, 95 % CI over pairs
 
 
 def references_of(table: PlannerTable) -> dict[str, Ints]:
-    """What planners are compared with, by name: greedy, and torch's faster planner of each pair, where measured.
+    """References of comparisons by name: greedy, and torch's faster planner of each pair, if measured.
 
     The values are rows of the table's arrays, one per pair.
     """
@@ -215,8 +218,8 @@ def references_of(table: PlannerTable) -> dict[str, Ints]:
 
 
 def ratios(table: PlannerTable, planner: str, reference: str, pairs: Bools) -> Ratios:
-    """A planner's time over a reference's (a name of `references_of`): each of `pairs` that both moved is a test of one
-    family; nan elsewhere, and where the reference is the planner itself."""
+    """A planner's time relative to a reference (a name of `references_of`), tested on all `pairs` together that both
+    moved. Other pairs, and pairs whose reference is the planner, are nan."""
     row, reference_rows, size = table.at(planner), references_of(table)[reference], len(table.pairs)
     columns = np.arange(size)
     at = np.flatnonzero(pairs & (reference_rows != row) & table.measured[row] & table.measured[reference_rows, columns])
@@ -245,12 +248,12 @@ def ratios(table: PlannerTable, planner: str, reference: str, pairs: Bools) -> R
         side=np.where(is_same, 0, side),
         num_controls=int(controls.sum()) + len(of_repeats),
         num_false=int(np.count_nonzero(side[controls])) + int(np.count_nonzero(of_repeats)),
-        sentences=compared.sentences(f"a pair that {planner} makes", reference),
+        sentences=compared.sentences(f"a pair with {planner}", reference),
     )
 
 
 def tally(compared: Ratios, pairs: Bools | Ints) -> Tally:
-    """Counts and the mean over some pairs, given as a mask or as indexes."""
+    """Counts and the mean over some pairs, which are a mask or indexes."""
     side = compared.side[pairs]
     much_slower = (compared.side > 0) & (compared.ratio.low > 1 + WORSE_SHARE)
     return Tally(
@@ -264,14 +267,14 @@ def tally(compared: Ratios, pairs: Bools | Ints) -> Tally:
 
 
 def proof_lines(families: Sequence[Ratios]) -> list[str]:
-    """How many pairs that ran the same twice were called different, as a sentence; none without such pairs."""
+    """A sentence on the number of controls that are falsely different, or [] without controls."""
     num_controls = sum(family.num_controls for family in families)
     num_false = sum(family.num_false for family in families)
-    sentence = f"control: {num_false} of {num_controls} pairs that ran the same twice were called different"
+    sentence = f"control: {num_false} of {num_controls} pairs with the same path twice differ falsely"
     return [sentence] if num_controls else []
 
 
-# Wrong or broken redistributions, by cause: planner, suite, and common features of their layouts.
+# Wrong or broken redistributions by cause, which is planner, suite, and common features of layouts.
 
 BAD = ("wrong", "raised", "aborted", "timeout")
 
@@ -281,15 +284,15 @@ class Failure(NamedTuple):
 
     status: str  # one of BAD
     planner: str
-    suite: str  # the laboratory's suite, empty for none
-    pattern: str  # what the layouts have in common, in words
+    suite: str  # the suite of the planner study, or ""
+    pattern: str  # common features of the layouts, in words
     num_cases: int
-    example: Row  # the frame's row of the smallest of them
-    ours: dict[str, dict[str, int]]  # distbench's planner to its statuses on the same pairs, as counts
+    example: Row  # the frame's row of the smallest case
+    ours: dict[str, dict[str, int]]  # distbench's planner to counts of statuses on the same pairs
 
 
 def failures_of(rows: "pd.DataFrame") -> list[Failure]:
-    """Every group of rows (of `laboratory_rows`) that are not ok, most serious status first, then the largest."""
+    """Groups of rows of `laboratory_rows` that are not ok, most serious status first, then largest group first."""
     bad = rows[rows["status"].isin(BAD)]
     bad = bad.assign(pattern=[pattern_of(record) for record in records_of(bad)])
     outcomes, failures = rows[[*PAIR_KEY, "planner", "status"]], []
@@ -304,7 +307,7 @@ def failures_of(rows: "pd.DataFrame") -> list[Failure]:
 
 
 def pattern_of(record: Row) -> str:
-    """The special features of a row's pair, in words that rows of one cause share; else "plain layouts"."""
+    """The special features of a row's pair in words, by which rows of one cause are grouped; or "plain layouts"."""
     source, target = sides = placements_of(record["source"]), placements_of(record["target"])
     placements = (*source, *target)
     reduce_ops = sorted({placement.reduce_op for placement in source if placement.reduce_op})
@@ -322,12 +325,12 @@ def pattern_of(record: Row) -> str:
 
 
 def numel_of(record: Row) -> int:
-    """Elements of the full tensor."""
+    """The number of elements of the full tensor."""
     return math.prod(sizes_in(record["shape"]))
 
 
 def placements_of(text: object) -> tuple[Placement, ...]:
-    """Of a row's side; none where it names no layout."""
+    """The placements of one side of a row, or () if the text is not a layout."""
     try:
         return parse_placements(str(text))
     except ValueError:
@@ -350,7 +353,7 @@ def _is_uneven(record: Row, layouts: Iterable[Sequence[Placement]]) -> bool:
     )
 
 
-# A machine's study: everything that its tables, figures and page show.
+# A machine's study, with the contents of tables, figures and page.
 
 
 class Versions(NamedTuple):
@@ -362,7 +365,7 @@ class Versions(NamedTuple):
 
 CHOSEN = "choosing by prediction"
 NEAR_BEST = 0.10
-# Plans predicted further apart than this are expected to be ranked right.
+# Plans whose predictions differ more are expected to be ranked correctly.
 APART = 0.35
 MIN_PLANNERS = 3
 MAX_STRIKING = 10
@@ -370,29 +373,30 @@ LARGE_BYTES = 1 << 20
 MIN_FOCUS = 20
 # Two planners that may plan different paths.
 PATH_PLANNERS = (("min_cost", "greedy"), ("calibrated", "greedy"), ("calibrated", "min_cost"))
-# Planner, its reference, mesh ("2x4") and size class; the last two "" for the pairs in focus.
+# Planner, reference, mesh ("2x4") and size class. Mesh and size class are "" for the pairs in focus.
 Place = tuple[str, str, str, str]
 
 
 class PathDifference(NamedTuple):
-    """Two planners plan another path on `num_differing` of `num_pairs`."""
+    """Two planners plan different paths on `num_differing` of `num_pairs` pairs."""
 
     num_pairs: int
     num_differing: int
 
 
 class Regret(NamedTuple):
-    """The time of a planner (or CHOSEN) over the best measured of each non-trivial pair that it moved."""
+    """The time of a planner (or CHOSEN) relative to the best measured time, over non-trivial pairs that the planner
+    moved."""
 
     num_pairs: int
-    mean: float  # geometric mean of its time over the best's, at least 1
-    worst: float  # the largest such ratio
-    share_near: float  # of pairs on which it is within NEAR_BEST of the best
-    num_best: int  # pairs on which it is the best
+    mean: float  # geometric mean of time / best time, at least 1
+    worst: float  # the largest time / best time
+    share_near: float  # share of pairs within NEAR_BEST of the best
+    num_best: int  # pairs on which the planner is the best
 
 
 class LargestGain(NamedTuple):
-    """A pair (its index) with a large gain of a planner over greedy: the ratio with its 95 % interval."""
+    """The index of a pair with a large gain of a planner over greedy, and the ratio with its 95 % interval."""
 
     pair: int
     planner: str
@@ -400,7 +404,7 @@ class LargestGain(NamedTuple):
 
 
 class PredictionError(NamedTuple):
-    """How far off predictions of `num_pairs` pairs are."""
+    """The errors of predictions of `num_pairs` pairs."""
 
     num_pairs: int
     error: float  # median of |predicted / measured - 1|
@@ -408,7 +412,7 @@ class PredictionError(NamedTuple):
 
 
 class PredictionRanking(NamedTuple):
-    """Of `num_plans` pairs of plans predicted over APART apart (each plan once), `num_right` were measured in order."""
+    """Of `num_plans` pairs of different plans that are predicted over APART apart, `num_right` are ranked correctly."""
 
     num_plans: int
     num_right: int
@@ -416,32 +420,32 @@ class PredictionRanking(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A machine's runs of redistributions together; each part is computed when it is first read."""
+    """All runs of redistributions of a machine. Each part is computed at the first use."""
 
     machine: str
     runs: Sequence[Run]  # oldest first
-    rows: "pd.DataFrame"  # as `laboratory_rows` gives them, the planners as the study names them
-    is_native: bool  # every all-to-all ran as such; the planners' names then do without +native
+    rows: "pd.DataFrame"  # from `laboratory_rows`, with the planners' names in the study
+    is_native: bool  # all planners used native all-to-all, and their names have no +native
 
     @property
     def versions(self) -> Versions:
-        """Those of the latest run."""
+        """The versions of the latest run."""
         environment = self.runs[-1].about.environment
         return Versions(environment.torch or "unknown", environment.backend or "gloo")
 
     @property
     def profile(self) -> str | None:
-        """The profile as the latest run with one was given it."""
+        """The profile of the latest run with a profile."""
         return next((run.about.profile for run in reversed(self.runs) if run.about.profile), None)
 
     @cached_property
     def table(self) -> PlannerTable:
-        """The redistributions that were right."""
+        """The table of correct redistributions."""
         return planner_table_of(self.rows)
 
     @cached_property
     def _eligible(self) -> Bools:
-        """Pairs with greedy's time in the same run: times of different runs are not to be compared."""
+        """Pairs with greedy's time in the same run, because times of different runs are not comparable."""
         has_greedy = BASELINE in self.table.planners
         return (
             self.table.measured[self.table.at(BASELINE)] if has_greedy else np.ones(len(self.table.pairs), dtype=bool)
@@ -449,16 +453,16 @@ class Study:
 
     @cached_property
     def focus(self) -> Bools:
-        """The pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough.
+        """The pairs of the verdict: pairs of LARGE_BYTES or more if there are enough, else all pairs.
 
-        Small tensors show latency alone, and suites that look for wrong values have many of them.
+        Small tensors show only latency, and are frequent in suites that test correctness.
         """
         large = (self.table.pairs["payload_bytes"] >= LARGE_BYTES).to_numpy(bool) & self._eligible
         return large if (large & self.table.communicates).sum() >= MIN_FOCUS else self._eligible
 
     @property
     def focus_text(self) -> str:
-        """Which pairs are in focus."""
+        """A text on the pairs in focus."""
         return "of all sizes" if self.focus is self._eligible else f"of {size_text(LARGE_BYTES)} and above"
 
     @cached_property
@@ -468,12 +472,12 @@ class Study:
 
     @cached_property
     def _groups(self) -> list[tuple[str, str, Bools]]:
-        """(mesh, size class, which pairs) of each mesh and size, and ("", "") for the pairs in focus."""
+        """(mesh, size class, mask of pairs) per mesh and size, and with ("", "") for the pairs in focus."""
         return [*self.table.groups(), ("", "", self.focus)]
 
     @cached_property
     def ratios(self) -> dict[tuple[str, str], Ratios]:
-        """Ratios of each (planner, reference), each a family of tests; references: greedy, torch's better planner."""
+        """Ratios by (planner, reference), each tested together. References are greedy and torch's better planner."""
         table = self.table
         return {
             (planner, reference): ratios(table, planner, reference, np.ones(len(table.pairs), dtype=bool))
@@ -484,7 +488,7 @@ class Study:
 
     @cached_property
     def tallies(self) -> dict[Place, Tally]:
-        """Every planner against greedy and torch's better one, over pairs that communicate."""
+        """Comparisons of every planner with greedy and torch's better planner, over pairs that communicate."""
         tallies = {}
         for (planner, reference), compared in self.ratios.items():
             moved = self.table.communicates & np.isfinite(compared.ratio.center)
@@ -494,12 +498,12 @@ class Study:
         return tallies
 
     def against(self, planner: str, baseline: str = BASELINE) -> Tally | None:
-        """A planner against a baseline over the pairs in focus."""
+        """The comparison of a planner with a baseline over the pairs in focus."""
         return self.tallies.get((planner, baseline, "", ""))
 
     @cached_property
     def differences(self) -> dict[Place, PathDifference]:
-        """How often min_cost and calibrated leave greedy's path, and calibrated min_cost's."""
+        """Counts of different paths for each two planners of PATH_PLANNERS."""
         table, path_differences = self.table, {}
         for names in PATH_PLANNERS:
             if not set(names) <= set(table.planners):
@@ -514,7 +518,7 @@ class Study:
 
     @cached_property
     def regrets(self) -> dict[str, Regret]:
-        """Every planner, and CHOSEN, against the best measured of each pair compared that it moved."""
+        """Every planner and CHOSEN, relative to the best measured time of each compared pair that the planner moved."""
         table = self.table
         if not table.planners:
             return {}
@@ -528,7 +532,7 @@ class Study:
 
     @cached_property
     def _chosen_times(self) -> Floats:
-        """Each pair's time by the planner that `choose` takes by the predictions; nan where none has a prediction."""
+        """Each pair's time by the planner that `choose` returns for the predictions, or nan without predictions."""
         table, predicted = self.table, self.table.numbers["predicted_s"]
         is_known = np.isfinite(predicted) & table.measured
         chosen_times = np.full(len(table.pairs), np.nan)
@@ -540,7 +544,7 @@ class Study:
 
     @cached_property
     def chosen_ratio(self) -> tuple[float, float, float]:
-        """Choosing by prediction over greedy: geometric mean and its CI over the pairs compared."""
+        """Time of CHOSEN relative to greedy, as the geometric mean with CI over the compared pairs."""
         if BASELINE not in self.table.planners:
             return (np.nan, np.nan, np.nan)
         over = self._chosen_times / self.table.times[self.table.at(BASELINE)]
@@ -548,7 +552,7 @@ class Study:
 
     @cached_property
     def largest_gains(self) -> list[LargestGain]:
-        """The pairs in focus with the largest measured gain over greedy beyond noise, each by its fastest planner."""
+        """The pairs in focus with the largest measured gain over greedy beyond noise, each with the fastest planner."""
         over_greedy = {planner: part for (planner, reference), part in self.ratios.items() if reference == BASELINE}
         if not over_greedy:
             return []
@@ -560,20 +564,22 @@ class Study:
 
     @cached_property
     def _predicted_and_measured(self) -> tuple[Floats, Floats]:
-        """Seconds, [planners, pairs]; nan where one of the two is missing or the pair is trivial."""
+        """Seconds as [planners, pairs], nan for trivial pairs and pairs without both times."""
         predicted, measured = self.table.numbers["predicted_s"], self.table.times
         is_known = np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0) & self.table.communicates
         return np.where(is_known, predicted, np.nan), np.where(is_known, measured, np.nan)
 
     def predicted_pairs(self, planner: str) -> tuple[Ints, Floats, Floats]:
-        """Return indexes, predicted and measured seconds of the non-trivial pairs where a planner has both times."""
+        """Return indexes, predicted and measured seconds of the non-trivial pairs for which a planner has both
+        times."""
         predicted, measured = (values[self.table.at(planner)] for values in self._predicted_and_measured)
         pairs = np.flatnonzero(np.isfinite(predicted))
         return pairs, predicted[pairs], measured[pairs]
 
     @cached_property
     def errors(self) -> dict[tuple[str, str], PredictionError]:
-        """By planner and size class over non-trivial pairs, and (size "") over those in focus; of predictions."""
+        """Errors of predictions by planner and size class over non-trivial pairs, and with size "" over pairs in
+        focus."""
         errors = {}
         for planner, predicted, measured in zip(self.table.planners, *self._predicted_and_measured, strict=True):
             over = predicted / measured
@@ -586,7 +592,7 @@ class Study:
 
     @cached_property
     def ranking(self) -> PredictionRanking:
-        """How plans predicted more than APART apart were measured, over the pairs compared."""
+        """The measured ranking of plans that are predicted more than APART apart, over the pairs in focus."""
         are_right: list[bool] = []
         predicted, measured = self._predicted_and_measured
         for pair in np.flatnonzero(self.focus).tolist():
@@ -602,7 +608,7 @@ class Study:
 
     @cached_property
     def sent_over_bound(self) -> dict[str, float]:
-        """Of each planner the geometric mean of bytes sent over the receive lower bound."""
+        """The geometric mean of sent bytes / lower bound of received bytes, per planner."""
         bound, sent = self.table.pairs["bound_bytes"].to_numpy(float), self.table.numbers["wire_bytes_executed"]
         pairs = self.focus & (bound > 0)
         return {name: geometric_mean(sent[at, pairs] / bound[pairs]) for at, name in enumerate(self.table.planners)}
@@ -620,13 +626,13 @@ class Study:
 
 
 def is_laboratory(frame: "pd.DataFrame") -> bool:
-    """Whether a study is made of a run's frame: it names suites, or has more planners than torch's two."""
+    """Whether a run's frame belongs to a study, because it has suites, or more planners than torch's two."""
     rows = frame[frame["kind"] == "redistribute"]
     return bool(rows["suite"].notna().any()) or rows["planner"].nunique() >= MIN_PLANNERS
 
 
 def studies_of(runs: Sequence[Run], frames: Sequence["pd.DataFrame"]) -> list[Study]:
-    """One study per machine, of the runs of a planner study, in order of their first runs."""
+    """One study per machine with runs of a planner study, in order of the first runs."""
     import pandas as pd
 
     by_machine: dict[str, list[tuple[Run, pd.DataFrame]]] = {}

@@ -1,4 +1,4 @@
-"""Redistributions of one run: each planner against greedy, pair by pair."""
+"""Redistributions of one run, with comparisons of each planner with greedy, pair by pair."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -46,20 +46,20 @@ MAX_PAIRS = 20
 
 
 class Comparison(NamedTuple):
-    """One planner against greedy on every pair of one shape and dtype that both measured."""
+    """The comparison of one planner with greedy on every pair of one shape and dtype that both measured."""
 
     table: PlannerTable
     planner: str
     shape: str
     dtype: str
     payload_bytes: float
-    rows: Ints  # indexes of the pairs in the table, most striking first
-    ratios: Ratios  # planner over greedy, these pairs tested together
+    rows: Ints  # indexes of the pairs in the table, largest differences first
+    ratios: Ratios  # time of planner / greedy, with all these pairs tested together
 
     def verdict(self, pair: int) -> str:
-        """The winner of a pair: "min_cost by 15 %+", "within noise", "same path", "too few passes".
+        """The winner of a pair, such as "min_cost by 15 %+", or "within noise", "same path" or "too few passes".
 
-        The number is how much less time the winner takes, at the end of the interval that is kindest to the loser.
+        The number is the share of time that the winner saves, at the end of the interval with the smaller difference.
         """
         if self.ratios.same[pair]:
             return "same path"
@@ -72,7 +72,7 @@ class Comparison(NamedTuple):
 
 
 def _comparisons(frame: "pd.DataFrame") -> list[Comparison]:
-    """Every planner of a run against greedy, by shape and dtype."""
+    """Comparisons of every planner of a run with greedy, by shape and dtype."""
     table = planner_table_of(laboratory_rows(frame))
     if BASELINE not in table.planners:
         return []
@@ -85,7 +85,7 @@ def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
     for (shape, dtype), of_shape in table.pairs.iloc[both_measured].groupby(["shape", "dtype"], sort=False):
         rows = of_shape.index.to_numpy()
         compared = ratios(table, planner, BASELINE, table.mask(rows))
-        # Differing paths first, then the surest and largest win or loss.
+        # Different paths first, then the most certain and largest differences.
         distance, margin = np.abs(np.log(compared.ratio.center)), margin_of(compared.ratio)
         keys = (-distance, -margin, ~compared.enough, -np.abs(compared.side), compared.same)
         rows = rows[np.lexsort([key[rows] for key in keys])]
@@ -94,7 +94,7 @@ def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
 
 
 def _headline(reported: ReportedRun) -> Iterator[str]:
-    """Each planner against greedy, over all shapes; the study's verdict where one covers the run, with its latest."""
+    """Comparisons of each planner with greedy over all shapes, or for the latest run of a study the study's verdict."""
     if reported.study:
         verdict = verdict_lines(reported.study)
         yield from (*verdict[:1], *verdict[1:][-1:]) if reported.run is reported.study.runs[-1] else ()
@@ -107,10 +107,10 @@ def _planner_lines(planner: str, of_planner: list[Comparison]) -> Iterator[str]:
     sides = [(part, pair) for part in of_planner for pair in part.rows.tolist() if not part.ratios.same[pair]]
     num_pairs = sum(len(part.rows) for part in of_planner)
     if not sides:
-        yield f"{planner} takes {BASELINE}'s path on all {count_text(num_pairs, 'pair')}"
+        yield f"{planner} plans the same path as {BASELINE} on all {count_text(num_pairs, 'pair')}"
         return
     enough = [(part, pair) for part, pair in sides if part.ratios.enough[pair]]
-    of_pairs = f"of {len(sides)} pairs with another path, {count_text(num_pairs, 'pair')} in all"
+    of_pairs = f"of {len(sides)} pairs with another path, {count_text(num_pairs, 'pair')} in total"
     if not enough:
         yield f"{planner} compared with {BASELINE}: {NO_VERDICT} ({of_pairs})"
         return
@@ -133,7 +133,7 @@ def _pair_name(comparison: Comparison, pair: int) -> str:
 
 
 def _compared(reported: ReportedRun) -> Iterator[Compared]:
-    """Every pair with another path; none of a study's."""
+    """Every pair with another path, except pairs of a study."""
     for comparison in [] if reported.study else _comparisons(reported.frame):
         sides = {-1: FASTER, 1: SLOWER}
         for pair in comparison.rows.tolist():
@@ -146,7 +146,8 @@ def _compared(reported: ReportedRun) -> Iterator[Compared]:
 
 
 def _tables(reported: ReportedRun, full: bool = True) -> list[Table]:
-    """One per planner, shape and dtype, of differences beyond noise alone where not `full`; none of a study's."""
+    """One table per planner, shape and dtype. Without `full`, tables have only differences beyond noise. A study has
+    other tables."""
     return [] if reported.study else [_table(comparison, full) for comparison in _comparisons(reported.frame)]
 
 
@@ -157,13 +158,13 @@ def _table(comparison: Comparison, full: bool) -> Table:
     sides = [(pair, name) for pair in pairs.tolist() for name in (BASELINE, planner)]
     rows = Rows(sides, lambda side: _row(comparison, *side))
     size = size_text(comparison.payload_bytes)
-    title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), most striking first"
-    notes = [f"... {len(pairs) - MAX_PAIRS} more pairs: --format csv"] if len(pairs) > MAX_PAIRS else []
+    title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), largest differences first"
+    notes = [f"... {len(pairs) - MAX_PAIRS} more pairs, listed by --format csv"] if len(pairs) > MAX_PAIRS else []
     if num_left_out := len(comparison.rows) - len(pairs):
-        notes.append(f"{num_left_out} more pairs without a difference beyond noise: --full lists them")
+        notes.append(f"{num_left_out} pairs without a difference beyond noise are listed by --full")
     notes += _notes(comparison)
     if rows:
-        notes.append("coll. = collectives on the path; sent = bytes one rank must send along it")
+        notes.append("coll. = collectives on the path, sent = bytes that one rank must send on the path")
     breaks, cap = frozenset(range(2, len(rows), 2)), 2 * MAX_PAIRS
     return Table(title, columns, rows[:cap], notes, breaks, ("coll.", "sent"), together=True, beyond=rows[cap:])
 
@@ -198,18 +199,19 @@ def _outcome(comparison: Comparison) -> str:
     differing = comparison.rows[~compared.same[comparison.rows]]
     counts, num_too_few = tally(compared, differing), int((~compared.enough[differing]).sum())
     if not counts.num_pairs:
-        return ", 0 with differing paths"
+        return ", 0 with different paths"
     noise = counts.num_pairs - counts.num_faster - counts.num_slower - num_too_few
     few = f", {TOO_FEW} for a verdict in {num_too_few}" if num_too_few else ""
     return (
-        f", {counts.num_pairs} with differing paths: {planner} faster beyond noise in {counts.num_faster}, "
-        f"{BASELINE} in {counts.num_slower}, neither in {noise}{few}; geometric mean of {planner}/{BASELINE} over them "
-        f"{ratio_text(*counts.mean)}"
+        f", {counts.num_pairs} with different paths: {planner} faster beyond noise in {counts.num_faster}, {BASELINE} "
+        f"in {counts.num_slower}, neither in {noise}{few}; geometric mean of {planner} / {BASELINE} over "
+        f"different paths {ratio_text(*counts.mean)}"
     )
 
 
 def _figures(reported: ReportedRun) -> Figures:
-    """Each planner's median against greedy's on the same pair, one figure per planner, one panel per shape."""
+    """Plots of each planner's median and greedy's median on the same pair, one figure per planner, one panel per
+    shape."""
     parts = [] if reported.study else _comparisons(reported.frame)
     for planner, of_planner in groupby(parts, key=lambda comparison: comparison.planner):
         panels = list(of_planner)[:MAX_PANELS]
@@ -218,8 +220,8 @@ def _figures(reported: ReportedRun) -> Figures:
             _planner_panel(panel, comparison)
         for panel in axes[::PER_ROW]:
             panel.set_ylabel(f"{planner}, median time")
-        style.title(figure, f"{reported.run.scenario}: {planner} against {BASELINE}, one dot per pair")
-        style.caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
+        style.title(figure, f"{reported.run.scenario}: {planner} and {BASELINE}, one dot per pair")
+        style.caption(figure, f"below the diagonal {planner} is faster; coloured dots are differences beyond noise")
         yield f"{planner}-against-{BASELINE}", figure
 
 

@@ -1,5 +1,5 @@
-"""A script for each cause of wrong or broken redistributions: its smallest case with torch alone, ready for an upstream
-issue."""
+"""Scripts for upstream issues, one per cause of wrong or broken redistributions, with the smallest case in pure
+torch."""
 
 import math
 import re
@@ -21,35 +21,36 @@ from distbench.spec.printable_text import clean
 TEMPLATE = "reproducer_script.jinja"
 MAX_NUMEL = 1_000_000
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-# Reduce op to what puts the parts of a Partial target together; of an average, each part is the whole.
+# Reduce op of a Partial target to the all-reduce op that combines the parts. For an average, each part is the whole.
 REDUCTIONS = {"sum": "SUM", "max": "MAX", "min": "MIN", "avg": "MAX"}
 HAPPENED = {"wrong": "gives wrong values", "raised": "raises", "aborted": "kills a rank", "timeout": "hangs"}
 
 
 class NotWritten(Exception):
-    """No script of torch alone can show a failure; the message has the reason."""
+    """A failure cannot be reproduced in pure torch, with the reason as message."""
 
 
 class Cut(NamedTuple):
-    """One mesh dim's share in cutting a tensor."""
+    """The cut of a tensor by one mesh dim."""
 
     mesh_dim: int
     tensor_dim: int
-    num_pieces: int  # above 1 for a strided shard that cuts pieces
+    num_pieces: int  # above 1 for a strided shard
 
 
 class ScriptLayout(NamedTuple):
-    """A layout as the script writes it."""
+    """A layout in the form of the script."""
 
-    placements: list[str]  # Python expressions, one a mesh dim
+    placements: list[str]  # Python expressions, one per mesh dim
     reduce_ops: set[str]
-    cuts: list[Cut]  # in the order in which they are made
-    order: dict[int, tuple[int, ...]]  # tensor dim to the mesh dims that cut it
-    is_ordered: bool  # whether that is another order than from left to right
+    cuts: list[Cut]  # in order of execution
+    order: dict[int, tuple[int, ...]]  # tensor dim to the mesh dims that shard the tensor dim
+    is_ordered: bool  # whether the order differs from left to right
 
 
 def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: Path) -> list[str]:
-    """One script per failure; sentences on the files, then on the failures that no script of torch alone can show."""
+    """Write one script per failure. Return sentences on the files, then on failures that pure torch cannot
+    reproduce."""
     written, left_out = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,22 +71,22 @@ def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: P
 
 
 def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
-    """The script for the smallest case of a failure, or NotWritten."""
+    """The script for the smallest case of a failure. Raise NotWritten if pure torch cannot reproduce the failure."""
     from jinja2 import Environment, StrictUndefined
 
     record = failure.example
     planner = failure.planner.partition("+")[0]
     if planner not in TORCH_PLANNERS:
-        raise NotWritten(f"{planner} is distbench's own; run the case again with distbench")
+        raise NotWritten(f"{planner} is a planner of distbench; run the case again with distbench")
     mesh_shape, shape = sizes_in(record["mesh_shape"]), sizes_in(record["shape"])
     if not mesh_shape or not shape or record["dtype"] not in DTYPES:
-        raise NotWritten("its row names no mesh, shape or known dtype")
+        raise NotWritten("the case has no mesh, shape or known dtype")
     if numel_of(record) > MAX_NUMEL:
-        raise NotWritten(f"its smallest tensor has {numel_of(record)} elements")
+        raise NotWritten(f"the smallest tensor has {numel_of(record)} elements")
     pair = f"{record['source']} -> {record['target']}"
     source, target = (layout_of(str(record[name]), mesh_shape) for name in ("source", "target"))
     if not source.reduce_ops | target.reduce_ops <= REDUCTIONS.keys():
-        raise NotWritten(f"{pair} has a reduce op that the script does not know")
+        raise NotWritten(f"{pair} has a reduce op that the script does not support")
     sides = list(zip(source.placements, target.placements, strict=True))
     names = {text.partition("(")[0] for side in sides for text in side}
     becomes_partial = any(new.startswith("Partial") and new != old for old, new in sides)
@@ -127,7 +128,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
 
 
 def _docstring(text: str, indent: str = "", before: str = "") -> str:
-    """Wrapped at 110 columns, and harmless within a docstring, whatever text a rank sent."""
+    """Text wrapped at 110 columns, and escaped for a docstring, because a rank may send any text."""
     lines = textwrap.wrap(before + clean(text), 110, subsequent_indent=indent)
     return "\n".join(lines).removeprefix(before).replace("\\", "/").replace('"""', "'''").removesuffix('"')
 
@@ -140,15 +141,15 @@ def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple
     if len(flattened) == ndim:
         return flattened
     if flattened:
-        raise NotWritten(f"its row flattens {'x'.join(flattened)} of a mesh whose names it does not give")
+        raise NotWritten(f"the case flattens {'x'.join(flattened)} of a mesh without names")
     return tuple(f"d{index}" for index in range(ndim))
 
 
 def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
-    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script has it; NotWritten for other text."""
+    """A layout in the form of the script, from text such as `S(0)[1]S(0)[0]`. Raise NotWritten for other text."""
     placements = placements_of(text.strip())
     if not placements or len(placements) != len(mesh_shape):
-        raise NotWritten(f"its layout {text} cannot be read")
+        raise NotWritten(f"the layout {text} is not valid")
     turns = sorted(
         (mesh_dim if shard.turn is None else shard.turn, Cut(mesh_dim, shard.tensor_dim, shard.split_factor or 1))
         for mesh_dim, shard in enumerate(placements)

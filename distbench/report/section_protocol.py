@@ -1,4 +1,4 @@
-"""The parts of a report that a kind of case contributes; `sections.py` lists the kinds."""
+"""The parts of a report that a kind of case contributes. `sections.py` lists the kinds."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ PER_ROW = 2
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """One run of a report: its frame has one row per case; `study` covers its redistributions, None for none."""
+    """One run of a report. The frame has one row per case. `study` is the planner study with the run's redistributions,
+    or None."""
 
     run: Run
     frame: "pd.DataFrame"
@@ -30,7 +31,7 @@ class ReportedRun:
 
 
 class Compared(NamedTuple):
-    """One variant's time over its baseline's, with the 95 % interval of all variants of its table together."""
+    """One variant's time relative to its baseline, with the simultaneous 95 % interval over all variants of a table."""
 
     name: str
     baseline: str
@@ -42,13 +43,13 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A kind of case: three functions of a run, each of which returns nothing where the run has no such case.
+    """A kind of case as functions of a run, which return nothing if the run has no such case.
 
     Args:
-        headline: the lines of the first screen.
-        tables: the tables; where its second argument (full) is False, without those that confirm the expected result.
-        figures: (name, figure) of the plots and the page.
-        compared: the variants that were compared with a baseline.
+        headline: lines of the summary.
+        tables: tables. If the second argument (full) is False, rows that confirm the expected result are left out.
+        figures: (name, figure) for plots and page.
+        compared: variants with a comparison with a baseline.
     """
 
     headline: Callable[[ReportedRun], Iterable[str]]

@@ -1,4 +1,4 @@
-"""The parts of a report: overview, first screen, and each run's sections by the registry of kinds of case."""
+"""The parts of a report: overview, summary, and each run's sections from the registry of kinds of case."""
 
 import shlex
 from collections import Counter
@@ -33,7 +33,7 @@ LINKS = Section(
     lambda reported, full: link_tables(reported.run),
     lambda reported: link_figures(reported.run),
 )
-# In the order of a run's tables. A kind of case is added by a file with a Section and a word here.
+# In the order of a run's tables. A new kind of case needs a file with a Section, and an entry here.
 SECTIONS = (
     steps.SIMULATED_STEPS,
     collectives.SECTION,
@@ -46,7 +46,7 @@ SECTIONS = (
     calibrations.SECTION,
     trace_tables.SECTION,
 )
-# The first screen begins with what a step takes.
+# The summary begins with times of steps.
 FIRST_ON_SCREEN = (steps.TRAINING_STEPS, steps.FORWARD_PASSES)
 
 
@@ -59,7 +59,7 @@ class Contents:
 
     @classmethod
     def of(cls, runs: Sequence[Run], frame: "pd.DataFrame", with_studies: bool = True) -> "Contents":
-        """Contents of runs and the one frame of all their cases; studies take time, and are not always shown."""
+        """Contents of runs with the frame of all cases. Studies take time, and are not always shown."""
         ends = accumulate((len(run.cases) for run in runs), initial=0)
         frames = [frame.iloc[start:end] for start, end in pairwise(ends)]
         studies = studies_of(runs, frames) if with_studies else []
@@ -70,11 +70,11 @@ class Contents:
 
     @property
     def runs(self) -> list[Run]:
-        """The runs alone."""
+        """The runs without frames."""
         return [reported.run for reported in self.reported]
 
     def name_of(self, run: Run) -> str:
-        """The run's scenario, with its file's name where other runs are of the same scenario."""
+        """The run's scenario, with the name of the run file if other runs have the same scenario."""
         return run.scenario if self._num_runs[run.scenario] == 1 else f"{run.scenario} ({run.path.stem})"
 
     @cached_property
@@ -96,7 +96,8 @@ class Contents:
 
 
 def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
-    """The report as text; where not `full`, tables without rows that confirm the expected result, and no time spent."""
+    """The blocks of a report. Without `full`, rows that confirm the expected result and the line on time spent are left
+    out."""
     studies = contents.studies
     blocks = overview(contents.reported, [Lines(verdict_lines(study)) for study in studies])
     blocks += [block for study in studies for block in story(study)]
@@ -113,13 +114,13 @@ def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
 
 
 def ending(contents: Contents, full: bool = False) -> list[Block]:
-    """What readers must know of the times, one line of text where not `full`; and the headline."""
+    """The warnings on times, in one line without `full`, and the headline."""
     notes = tuple(warnings_of(contents.runs))
     return [Lines(notes) if full else Notes(notes), Lines(contents.outcome.lines())]
 
 
 def figures_in(contents: Contents) -> Figures:
-    """(name, figure) of whatever there is something to draw of; the runs of a study are drawn one by one, too."""
+    """(name, figure) of each figure with data. Runs of a study also have separate figures."""
     names = [run.scenario for run in contents.runs]
     for reported, name in zip(contents.reported, names, strict=True):
         stem = name if names.count(name) == 1 else reported.run.path.stem
@@ -130,11 +131,11 @@ def figures_in(contents: Contents) -> Figures:
         yield from ((f"{kind}-{study.machine}", figure) for kind, figure in laboratory_figures(study))
 
 
-# The top of a report: what ran where, which cases are not ok, how the time of each run was spent.
+# The top of a report: runs and machines, cases that are not ok, and the use of each run's time.
 
 NOT_OK_TITLE = "NOT OK"
 MAX_CASES, MAX_ERROR, MAX_BUSY = 40, 400, 4
-# Above this many runnable processes per CPU before the run began, another program was measured too.
+# A load per CPU above this before the run means that another program ran.
 BUSY_PER_CPU = 0.5
 CASE_COLUMNS: TableColumns = (
     ("<status", lambda case: str(case["status"])),
@@ -156,9 +157,9 @@ RUN_COLUMNS: TableColumns = (
 
 
 def overview(reported: Sequence[ReportedRun], opening: Sequence[Block] = ()) -> list[Block]:
-    """Title, `opening`, machines, one row per run, the cases that are not ok, and those that were skipped.
+    """Title, `opening`, machines, one row per run, cases that are not ok, and skipped cases.
 
-    Redistributions that a study covers are shown there, those that are not ok too.
+    Redistributions of a study are left out, because the study shows them.
     """
     runs = [part.run for part in reported]
     by_label: dict[str, dict[str, None]] = {}
@@ -177,7 +178,7 @@ def overview(reported: Sequence[ReportedRun], opening: Sequence[Block] = ()) -> 
 
 
 def _cases_with(reported: Iterable[ReportedRun], statuses: Sequence[str]) -> list[dict[str, Any]]:
-    """The cases of these statuses that no study covers, the worst first."""
+    """The cases of these statuses, except redistributions of a study, most serious status first."""
     cases = [
         case
         for part in reported
@@ -194,7 +195,7 @@ def _cases_table(name: str, statuses: Sequence[str], reported: Sequence[Reported
 
 
 def _statuses_text(runs: Iterable[Run], otherwise: str) -> str:
-    """`3 ok, 1 wrong`; `otherwise` where no case finished."""
+    """A text such as `3 ok, 1 wrong`, or `otherwise` if no case finished."""
     counts = Counter(case["status"] for run in runs for case in run.cases)
     return counts_text({status: counts[status] for status in STATUSES}) or otherwise
 
@@ -204,13 +205,13 @@ def _message(run: Run) -> str:
 
 
 def _device_text(run: Run) -> str:
-    """`cpu/gloo`; empty where it is not known."""
+    """A text such as `cpu/gloo`, empty if unknown."""
     environment = run.about.environment
     return "/".join(part for part in (environment.device or run.about.device, environment.backend) if part)
 
 
 def spent_line(run: Run) -> str | None:
-    """How the run's wall time was spent, largest part first; None where the footer lacks it."""
+    """A line on the parts of the run's wall time, largest part first, or None if the footer has no times."""
     footer = run.footer or {}
     spent_s, measuring = footer.get("spent_s"), footer.get("measuring_s")
     parts = {name: value for name, value in spent_s.items() if known(value)} if isinstance(spent_s, dict) else {}
@@ -223,7 +224,7 @@ def spent_line(run: Run) -> str | None:
     if not known(measuring) or not measuring > 0 or "timed" not in parts:
         return line
     share = f"{percent_text(parts['timed'] / measuring)} of the {brief_time_text(measuring)}"
-    return f"{line}; {share} from the first case opened to the last one closed is timed"
+    return f"{line}; {share} between the start of the first case and the end of the last case is timed"
 
 
 def _machine_line(run: Run) -> str:
@@ -242,7 +243,7 @@ def _machine_line(run: Run) -> str:
 
 
 def warnings_of(runs: Sequence[Run]) -> list[str]:
-    """What readers must know of the times of all these runs, each sentence once."""
+    """Warnings on the times of all runs, without repetitions."""
     warnings = dict.fromkeys(line for run in runs for line in _warnings_of(run))
     loads = [(run.scenario, run.about.environment.load_per_cpu) for run in runs]
     busy = [(name, load) for name, load in loads if load and load > BUSY_PER_CPU]
@@ -254,26 +255,27 @@ def warnings_of(runs: Sequence[Run]) -> list[str]:
 
 
 def _warnings_of(run: Run) -> Iterator[str]:
-    """What every time of the run includes, and how its hosts differ."""
+    """Warnings on the times of a run, and on differences between hosts."""
     facts, repeats = run.about.environment, run.about.settings.get("iterations_per_sample", 1)
     if facts.device == "cpu" and facts.num_cpus and facts.world_size:
         on_each = facts.world_size / (facts.num_hosts or 1)
         if on_each > facts.num_cpus:
             less = " (less under SCHED_BATCH, as here)" if facts.scheduler == "batch" else ""
             shared = f"{on_each:g} ranks on {count_text(facts.num_cpus, 'CPU')}"
-            yield f"warning: {shared}: compare variants, do not quote times, which include waiting for a CPU{less}"
+            yield f"warning: {shared} wait for a CPU{less}. Compare variants, do not quote times"
     yield from (f"warning: {sentence}" for sentence in facts.cautions or ())
     if known(repeats) and repeats > 1:
-        yield f"{run.scenario} is pipelined: a sample is the mean of {repeats} iterations back to back"
+        yield f"note: {run.scenario} is pipelined, so a sample is the mean of {repeats} iterations back to back"
 
 
-# The first screen, a few lines per scenario, verdicts first: what ran, what was found, how sure that is, what next.
+# The summary, with a few lines per scenario: runs, findings, uncertainty, and the next command.
 
 MAX_REASON, MAX_RUNS = 200, 20
 
 
 def summary(contents: Contents, report: str = "") -> list[Block]:
-    """The first screen; `report` is the command that shows these runs, for those that come next; empty: none do."""
+    """The summary. `report` is the command that shows these runs, with which the next command begins. If empty, no next
+    command is shown."""
     runs = contents.runs
     names = Counter(run.scenario for run in runs)
     count = count_text(len(names), "scenario")
@@ -283,11 +285,11 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
     if len(names) < len(runs):
         parts.reverse()  # the latest run of a scenario first
     parts.sort(key=lambda part: part[0])
-    most = MAX_RUNS if report else len(parts)  # a page has them all
+    most = MAX_RUNS if report else len(parts)  # a page has all runs
     more = [f"... {len(parts) - most} more"] if len(parts) > most else []
     num_too_few = sum(any(NO_VERDICT in line for line in lines) for _, lines, _ in parts)
     where = f"too few passes for a verdict in {count_text(num_too_few, 'scenario')}"
-    too_few = (f"{where}: measure without --quick, or with --passes {MIN_PASSES}",) if num_too_few else ()
+    too_few = (f"{where}. Measure without --quick, or with --passes {MIN_PASSES}",) if num_too_few else ()
     next_lines, *pasted = _next(runs, parts[0][2].scenario, report) if report and parts else [Lines(())]
     assert isinstance(next_lines, Lines)
     in_answer = {*contents.outcome.lines(), *contents.outcome.links}
@@ -305,14 +307,14 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
 
 
 def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
-    """A run's place in the order (failed, then with differences beyond noise, then others) and its lines.
+    """The place of a run in the order (failed, then with differences beyond noise, then others), and the run's lines.
 
-    `with_file` names its file, where other runs are of its scenario.
+    With `with_file`, the run file is shown, because other runs have the same scenario.
     """
     run, about = reported.run, reported.run.about
     failed, status = [], status_of(run)
     if status != "complete":
-        message = _message(run) or "its cases up to then count"
+        message = _message(run) or "the finished cases count"
         failed.append(f"NOT COMPLETE: {status}: {shorten(message, MAX_REASON)}")
     if bad := _cases_with([reported], NOT_OK):
         more = f"; {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -334,10 +336,10 @@ def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
 
 
 def _next(runs: Sequence[Run], scenario: str, report: str) -> list[Block]:
-    """The next command, that of an interrupted run first; below its heading, to be pasted, if it is too long."""
-    command, purpose = f"{report} {scenario}", "tables; --full: all, --page FILE: HTML"
+    """The next command, which continues an interrupted run if there is one. A long command is a separate block."""
+    command, purpose = f"{report} {scenario}", "tables; --full shows all tables, --page FILE writes HTML"
     if any(run.traces for run in runs):
-        purpose += ", --paths: communication"
+        purpose += ", --paths shows communication"
     if cut_short := next((run for run in runs if status_of(run) == "interrupted"), None):
         command = f"distbench run --resume {shlex.quote(str(short_path(cut_short.path)))}"
         purpose = "measures the missing cases"

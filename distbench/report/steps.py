@@ -1,4 +1,4 @@
-"""Steps, one row per variant: training steps, forward passes alone (inference), and simulated steps."""
+"""Steps, one row per variant: training steps, forward passes (inference), and simulated steps."""
 
 import math
 import textwrap
@@ -45,11 +45,11 @@ def _speedup_text(row: Row) -> str:
 def _place_text(row: Row) -> str:
     """Phase and module of the peak."""
     phase, owner = units.word_text(row["peak_phase"]), row["peak_owner"]
-    return f"{phase}, {owner or 'the model itself'}" if isinstance(owner, str) else phase
+    return f"{phase}, {owner or 'the model'}" if isinstance(owner, str) else phase
 
 
 def _rate_text(row: Row) -> str:
-    """Tokens per second, or samples where the scenario has no number of tokens."""
+    """Tokens per second, or samples per second if the scenario has no number of tokens."""
     unit = "tokens" if known(row["num_tokens"]) else "samples"
     rate = row[f"{unit}_per_s"]
     return f"{units.count_text(rate)} {unit}/s" if known(rate) else NOTHING
@@ -86,17 +86,17 @@ CHECKS: TableColumns = (
 
 
 def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The steps that were measured and right, in file order, each with its speed-up over the first that computes the
-    same: parameters by shape, global batch, loss function.
+    """The measured, correct steps in file order, each with the speed-up over the first step with the same computation
+    (shapes of parameters, global batch, loss function).
 
-    Added: `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare_passes`), `verdict`
-    ("baseline", "faster", "slower", "within noise", "too few passes"), `held_against` (that first variant's name) and
-    `peak_bytes`. `attrs`: `sentences`, what the table shows; `detectable`, the least slowdown, as a share, that would
-    be found; `num_passes`, of the variant that has most.
+    Added columns are `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare_passes`),
+    `verdict` ("baseline", "faster", "slower", "within noise", "too few passes"), `compared_with` (name of the first
+    variant) and `peak_bytes`. `attrs` has `sentences` for the table, `detectable` (the smallest detectable slowdown as
+    a share) and `num_passes` (the maximum over variants).
     """
     measured = measured_of(frame, "step")
     measured["peak_bytes"] = measured["peak_bytes"].fillna(measured["peak_allocated_bytes"])
-    # A scenario without axes has one variant of no name; the scenario's own name says more than a blank.
+    # A scenario without axes has one variant without a name, which gets the scenario's name.
     measured["variant"] = (
         measured["variant"].replace("", None).fillna(measured["scenario"]).replace("", None).fillna("step")
     )
@@ -105,13 +105,13 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     comparison = compare_passes(as_table(measured[PASSES].tolist()), references)
     sentences = comparison.sentences("a variant", "its baseline")
     if TOO_FEW not in comparison.verdict and sentences:
-        sentences.append("speed-ups: over the first row that computes the same; intervals cover all rows together")
+        sentences.append("speed-ups: over the first row with the same computation; intervals cover all rows together")
     measured = measured.assign(
         speedup=1 / comparison.ratio,
         speedup_low=1 / comparison.high,
         speedup_high=1 / comparison.low,
         verdict=comparison.verdict,
-        held_against=measured["variant"].to_numpy()[references],
+        compared_with=measured["variant"].to_numpy()[references],
     )
     measured.attrs = {
         "sentences": sentences,
@@ -122,8 +122,8 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _training_headline(reported: ReportedRun) -> list[str]:
-    """The fastest and the slowest variant, how many do not differ, and the detectable slowdown; of forward passes
-    too."""
+    """Lines on the fastest and the slowest variant, variants without a difference, and the detectable slowdown, also of
+    forward passes."""
     measured = steps_of(reported.frame)
     rows = records_of(measured)
     if not rows:
@@ -136,7 +136,7 @@ def _training_headline(reported: ReportedRun) -> list[str]:
     took = f"{units.brief_time_text(first['median_s'])} per {unit_word}"
     other_rows = [row for row in rows if row["verdict"] != BASELINE]
     if not other_rows and is_forward:
-        return []  # a line of latencies says it all
+        return []  # the line of latencies is enough
     if not other_rows:
         times = [f"{name} {units.brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
         return [took] if len(rows) == 1 else [f"Time per {unit_word}: {listed(times, MAX_NAMED)}"]
@@ -150,16 +150,16 @@ def _training_headline(reported: ReportedRun) -> list[str]:
         min(slower, key=lambda row: row["speedup"], default=None),
     ]
     lines = [
-        f"{name_of[row['variant']]}: {_times_text(row, name_of[row['held_against']])}"
+        f"{name_of[row['variant']]}: {_times_text(row, name_of[row['compared_with']])}"
         for row in extremes
         if row is not None
     ]
     if same:
-        baselines = list(dict.fromkeys(name_of[row["held_against"]] for row in same))
+        baselines = list(dict.fromkeys(name_of[row["compared_with"]] for row in same))
         of = baselines[0] if len(baselines) == 1 else f"their {len(baselines)} baselines"
-        lines.append(f"No difference from {of} ({took}): {len(same)} of {count_text(len(variants), 'variant')}")
+        lines.append(f"No difference from {of} ({took}) in {len(same)} of {count_text(len(variants), 'variant')}")
     if too_few:
-        lines.append(f"{name_of[first['variant']]}: {took}; {NO_VERDICT} on {count_text(len(too_few), 'variant')}")
+        lines.append(f"{name_of[first['variant']]}: {took}; {NO_VERDICT} in {count_text(len(too_few), 'variant')}")
     if math.isfinite(detectable := measured.attrs["detectable"]):
         passes = count_text(measured.attrs["num_passes"], "pass", "passes")
         lines.append(f"Detectable: slowdowns of {units.percent_text(detectable)} or more ({passes})")
@@ -173,12 +173,12 @@ def _times_text(row: Row, baseline: str) -> str:
 
 
 def _compared(reported: ReportedRun) -> list[Compared]:
-    """Every variant but baselines and controls."""
+    """Every variant except baselines and controls."""
     rows = records_of(steps_of(reported.frame))
     return [
         Compared(
             str(row["variant"]),
-            str(row["held_against"]),
+            str(row["compared_with"]),
             1 / row["speedup"],
             1 / row["speedup_high"],
             1 / row["speedup_low"],
@@ -194,14 +194,14 @@ def _training_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     rows = records_of(measured[measured["mode"] != FORWARD_ONLY])
     if not rows:
         return []
-    notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
+    notes = ["a phase is the median of the phase's slowest rank, so the sum of phases may differ from the step"]
     where_known: tuple[str, ...] = ("schedule", "idle", "other", "save", "load")
     if pipelines := [row for row in rows if known(row.get("schedule_s"))]:
-        # Forward and backward take turns in a pipeline's schedule.
+        # A pipeline's schedule alternates forward and backward.
         where_known += ("forward", "backward")
         least = {units.percent_text(row["least_idle_share"]) for row in pipelines if known(row["least_idle_share"])}
-        idle = "idle: the share of schedule (forward and backward) in which a rank works on no stage, the mean over"
-        at_least = f"; at least {', '.join(sorted(least))} where all stages take as long" if least else ""
+        idle = "idle: share of the schedule (forward and backward) in which a rank works on no stage, mean over"
+        at_least = f"; at least {', '.join(sorted(least))} for equally long stages" if least else ""
         notes.append(f"{idle} ranks{at_least}")
     notes += measured.attrs["sentences"]
     spread, spread_text = units.spread_of(rows)
@@ -232,10 +232,10 @@ def _times_and_checks(
     checks: Table,
     full: bool,
 ) -> list[Table]:
-    """The table of times and, where `full`, `checks`; where not, rows within noise are counted alone."""
+    """The table of times, and if `full` the table `checks`. If not `full`, rows within noise are only counted."""
     shown_rows = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
     if num_left_out := len(rows) - len(shown_rows):
-        notes = [f"{num_left_out} more {WITHIN_NOISE} of their baseline: --full lists them", *notes]
+        notes = [f"{num_left_out} more variants {WITHIN_NOISE} of their baseline are listed by --full", *notes]
     times = table_of(title, columns, shown_rows, notes, (), optional, where_known)
     return [capped(table, MAX_ROWS) for table in ((times, checks) if full else (times,))]
 
@@ -245,17 +245,20 @@ def _about_memory(rows: list[Row]) -> list[str]:
     if any(np.isfinite(row["peak_bytes"]) for row in rows):
         notes.append("peak memory: bytes allocated by torch's allocator, on the rank with the most")
     elif any(np.isfinite(row["peak_growth_bytes"]) for row in rows):
-        notes.append("this run has the growth of resident memory only, which depends on earlier cases: not shown")
+        notes.append(
+            "peak memory is not shown, because this run has only the growth of resident memory, which "
+            "depends on earlier cases"
+        )
     if any(np.isfinite(row["predicted_peak_bytes"]) for row in rows):
-        notes.append("predicted: live tensors counted by torch's tracker, without the batch")
+        notes.append("predicted: bytes of live tensors by torch's tracker, without the batch")
     if any(known(row["state_bytes"]) for row in rows):
-        notes.append("state is the part of parameters, buffers and optimizer that a rank saves, where one is saved")
+        notes.append("state: parameters, buffers and optimizer state that a rank saves")
     reasons = dict.fromkeys(row["memory_reason"] for row in rows if isinstance(row["memory_reason"], str))
-    return [*notes, *(f"where memory has a -: {reason}" for reason in reasons)]
+    return [*notes, *(f"- in a memory column: {reason}" for reason in reasons)]
 
 
 def _training_figures(reported: ReportedRun) -> Figures:
-    """Step time by variant: phases stacked, the whole step's median and interval over them."""
+    """Step time by variant, with stacked phases, and median and interval of the whole step."""
     steps = steps_of(reported.frame)
     steps = steps[steps["mode"] != FORWARD_ONLY].head(MAX_BARS)
     if steps.empty:
@@ -264,10 +267,10 @@ def _training_figures(reported: ReportedRun) -> Figures:
     spread, low, high = _interval(steps)
     limit = style.reach(high)
     scale, unit = (1.0, "s") if limit >= 1 else (1e-3, "ms")
-    # A pipeline's forward and backward are one, its schedule.
+    # In a pipeline, forward and backward are one phase, the schedule.
     phases = [phase for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps]
     times = steps[[f"{phase}_s" for phase in phases]].fillna(0.0).set_axis(phases, axis=1)
-    # Each phase is of its own slowest rank: together they may take longer than the step, beyond which no bar goes.
+    # Each phase is of the phase's slowest rank. The sum of phases may exceed the step, but bars end at the step's time.
     shares = (steps["median_s"] / times.sum(axis=1)).clip(upper=1.0).fillna(1.0)
     ends = np.zeros(len(steps))
     for phase in phases:
@@ -280,8 +283,8 @@ def _training_figures(reported: ReportedRun) -> Figures:
                 hover(axes, [Spot(ends[at], at - BAR / 2, hover_text, shown[at], BAR)] if shown[at] else [])
         ends = ends + widths
     _whole_steps(axes, steps, scale, limit, f"whole step, median and {spread}", low, high)
-    title = f"{reported.run.scenario}: where a step's time goes"
-    caption = "a phase is the median of its own slowest rank; phases that add up to more are scaled to the step"
+    title = f"{reported.run.scenario}: time of a step by phase"
+    caption = "a phase is the median of the phase's slowest rank; a larger sum of phases is scaled to the step"
     caption += "; arrow: beyond the axis" * bool((high > limit).any())
     _label_bars(figure, steps["variant"].tolist(), 4, f"time per step ({unit})", title, caption)
     yield "step", figure
@@ -306,7 +309,7 @@ def _breakable(variant: object) -> str:
 
 
 def _interval(steps: "pd.DataFrame") -> tuple[str, Floats, Floats]:
-    """(name, lower end, upper end) of the interval of each median, seconds."""
+    """(name, lower ends, upper ends) of the intervals of medians in seconds."""
     has_ci = steps["ci_low_s"].notna().any()
     name, ends = (units.CONFIDENCE, ("ci_low_s", "ci_high_s")) if has_ci else (units.QUARTILES, ("q1_s", "q3_s"))
     low, high = (steps[end].fillna(steps["median_s"]).to_numpy(float) for end in ends)
@@ -316,7 +319,7 @@ def _interval(steps: "pd.DataFrame") -> tuple[str, Floats, Floats]:
 def _whole_steps(
     axes: "Axes", steps: "pd.DataFrame", scale: float, limit: float, label: str, low: Floats, high: Floats
 ) -> None:
-    """Medians with their intervals, and the time of each; an arrow where an interval goes beyond `limit` (seconds)."""
+    """Draw medians, intervals and times, with an arrow if an interval exceeds `limit` (seconds)."""
     medians = steps["median_s"].to_numpy(float)
     left, places, right = (np.minimum(values, limit) / scale for values in (low, medians, high))
     near, rows = medians <= limit, np.arange(len(steps))
@@ -337,14 +340,14 @@ def _step_text(row: Row) -> str:
     time_line = f"whole step: {units.brief_time_text(row['median_s'])}{'' if interval == NOTHING else f' {interval}'}"
     against = f"{_times_text(row, 'its baseline')}: {row['verdict']}"
     if row["verdict"] == BASELINE:
-        against = "the baseline of the others"
+        against = "the baseline of the other variants"
     return f"{_breakable(row['variant'])}\n{time_line}\n{against}"
 
 
 TRAINING_STEPS = Section(_training_headline, _training_tables, _training_figures, _compared)
 
 
-# Forward passes alone: percentiles of their latency, throughput, and what their cache takes.
+# Forward passes: percentiles of latency, throughput, and memory of the KV cache.
 
 PERCENTS = tuple(MIN_FOR_PERCENTILE)
 TAILS = {percent: f"p{percent} (slower)" for percent in PERCENTS[1:]}
@@ -352,13 +355,14 @@ MARKS = dict(zip(PERCENTS, (("D", style.BLUE), ("o", style.SKY), ("s", style.ORA
 
 
 def _percentile_s(row: Row, percent: int) -> float:
-    """A percentile of a row's samples, seconds; nan where they are too few to know it, or means of several passes."""
+    """A percentile of a row's samples in seconds, or nan for too few samples, or if samples are means of several
+    passes."""
     is_single = percent == PERCENTS[0] or row["pipelined"] == 1
     return float(row[f"p{percent}_s"]) if is_single else float("nan")
 
 
 def _num_slower(row: Row, percent: int) -> int:
-    """How many of a row's samples lie beyond its percentile."""
+    """The number of a row's samples above the percentile."""
     return int(row["num_samples"]) * (100 - percent) // 100
 
 
@@ -390,7 +394,7 @@ def _forward_passes(measured: "pd.DataFrame") -> list[Row]:
 
 
 def _forward_headline(reported: ReportedRun) -> list[str]:
-    """The median of each variant and its throughput, in one line."""
+    """A line with the median and throughput of each variant."""
     rows = [row for row in _forward_passes(steps_of(reported.frame)) if not str(row["variant"]).endswith(AGAIN)]
     times = [f"{row['variant']} {units.brief_time_text(row['median_s'])}, {_rate_text(row)}" for row in rows]
     return [f"median latency: {'; '.join(times)}"] if times else []
@@ -402,15 +406,15 @@ def _forward_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     if not rows:
         return []
     notes = [*_about_percentiles(rows), *measured.attrs["sentences"]]
-    # Samples where no row says how many tokens it has.
+    # The rate is in samples if no row has a number of tokens.
     in_other_unit = "samples/s" if any(known(row["num_tokens"]) for row in rows) else "tokens/s"
     columns = [column for column in LATENCIES if column[0] != in_other_unit]
     tails = tuple(TAILS.values())
     optional = ("samples", *tails, "tokens/s", "samples/s")
     check_notes = [
-        "KV cache is what a rank keeps of keys and values, the rank that keeps most; peak memory has it too",
+        "KV cache: bytes of stored keys and values on the rank with the most, included in peak memory",
         *_about_memory(rows),
-        "errors are of the logits, relative to the largest one on one device",
+        "errors are of the logits, relative to the largest logit on one device",
     ]
     least_of_checks = ("stopped by", "reserved", "at", "predicted")
     checks = table_of(CHECKS_TITLE, FORWARD_CHECKS, rows, check_notes, (), least_of_checks, ("reserved",))
@@ -419,16 +423,17 @@ def _forward_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
 
 def _about_percentiles(rows: list[Row]) -> list[str]:
     notes = [
-        "a sample is one forward pass on its slowest rank; percentiles are of all samples (in brackets: those slower)"
+        "a sample is one forward pass on its slowest rank; percentiles are of all samples (number of slower samples "
+        "in brackets)"
     ]
     if any(row["pipelined"] != 1 for row in rows):
-        return [*notes, "--pipelined: a sample is a mean of several forward passes, which has no p90 and no p99"]
+        return [*notes, "with --pipelined, a sample is a mean of several forward passes, so p90 and p99 are unknown"]
     fewest = min(int(row["num_samples"]) for row in rows)
     for percent, least in MIN_FOR_PERCENTILE.items():
         if any(not known(_percentile_s(row, percent)) for row in rows):
-            # Each pass has one sample at least.
+            # Each pass has at least one sample.
             more = f"measure with --passes {max(least, MIN_PASSES)}"
-            notes.append(f"p{percent} takes {least} samples, a row here has {fewest}: {more}")
+            notes.append(f"p{percent} needs {least} samples, but a row has only {fewest}; {more}")
     return notes
 
 
@@ -467,7 +472,7 @@ def _forward_figures(reported: ReportedRun) -> Figures:
         axes.plot([ends[0], ends[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
     axes.set_xlim(0, limit / scale * 1.12)
     title = f"{reported.run.scenario}: latency of a forward pass"
-    caption = "of all samples, each on its slowest rank; a percentile that they are too few for is left out"
+    caption = "percentiles of all samples, each on its slowest rank; percentiles that need more samples are left out"
     _label_bars(figure, [row["variant"] for row in rows], 3, f"latency of a forward pass ({unit})", title, caption)
     yield "latency", figure
 
@@ -475,7 +480,7 @@ def _forward_figures(reported: ReportedRun) -> Figures:
 FORWARD_PASSES = Section(_forward_headline, _forward_tables, _forward_figures)
 
 
-# Simulated steps: what was predicted, on which hardware file, and what a step would hold. None of it was measured.
+# Simulated steps: predictions, hardware file, and memory of a step. Nothing here is measured.
 
 MAX_ALIVE, MAX_LISTED = 8, 6
 
@@ -486,7 +491,7 @@ def _share_text(name: str, row: dict[str, Any]) -> str:
 
 
 def _device_rate_text(row: dict[str, Any]) -> str:
-    """Tokens, or samples where the scenario names none, per second and device."""
+    """Tokens per second and device, or samples if the scenario has no number of tokens."""
     unit = "tokens" if known(row.get("num_tokens")) else "samples"
     amount, seconds = row.get("num_tokens") or row.get("batch_size"), row.get("predicted_s")
     if not (known(amount) and known(seconds) and seconds and row.get("world_size")):
@@ -495,7 +500,7 @@ def _device_rate_text(row: dict[str, Any]) -> str:
 
 
 def _is_tight(row: dict[str, Any]) -> bool:
-    """Whether it fits only because the allocator frees its cache."""
+    """Whether the step fits only because the allocator frees its cache."""
     return row.get("fits") is True and bool(row.get("num_retries"))
 
 
@@ -507,7 +512,7 @@ SIMULATED_COLUMNS: TableColumns = (
     ("<variant", lambda row: str(row.get("variant") or row.get("scenario") or "step")),
     ("step", lambda row: units.time_text(row.get("predicted_s", math.nan))),
     *((name, partial(_share_text, f"{name}_s")) for name in ("compute", "exposed", "bubble", "idle")),
-    ("a device", _device_rate_text),
+    ("per device", _device_rate_text),
     ("MFU", lambda row: f"{100 * row['mfu']:.1f} %" if known(row.get("mfu")) else NOTHING),
     ("reserved", _reserved_text),
     ("alive", lambda row: units.size_text(row.get("peak_bytes", math.nan))),
@@ -540,10 +545,10 @@ def _simulated_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     rows = _simulated_rows(reported.run)
     if not rows:
         return []
-    notes = [f"{SIMULATED}, not measured: {_where(reported.run)}; a share is of the step", *_assumed(reported.run)]
+    notes = [f"{SIMULATED}, not measured: {_where(reported.run)}; shares are of the step", *_assumed(reported.run)]
     if any(map(_is_tight, rows)):
-        notes.insert(1, "(tight): fits only because the allocator frees its cache; the time for that is not counted")
-    title, optional = f"{SIMULATED} step time and memory", ("alive", "idle", "a device", "MFU")
+        notes.insert(1, "(tight): fits only because the allocator frees its cache; the time to free is not counted")
+    title, optional = f"{SIMULATED} step time and memory", ("alive", "idle", "per device", "MFU")
     times = capped(table_of(title, SIMULATED_COLUMNS, rows, notes, (), optional, ("bubble",)), MAX_ROWS)
     fullest = max(rows, key=lambda row: row.get("peak_bytes") or 0)
     alive = sorted(fullest.get("alive") or (), key=lambda kind_owner_size: -kind_owner_size[2])
@@ -552,14 +557,14 @@ def _simulated_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     largest = [(kind, owner or "-", units.size_text(num_bytes)) for kind, owner, num_bytes in alive[:MAX_ALIVE]]
     more = [f"{len(alive) - MAX_ALIVE} more in the run file"] if len(alive) > MAX_ALIVE else []
     of = fullest.get("variant") or fullest.get("scenario") or "the step"
-    return [times, Table(f"{SIMULATED}: alive at the peak of {of}", ("<what", "<owner", "bytes"), largest, more)]
+    return [times, Table(f"{SIMULATED}: live memory at the peak of {of}", ("<what", "<owner", "bytes"), largest, more)]
 
 
 def _where(run: Run) -> str:
     ranks, environment = run.about.simulated.get("ranks"), run.about.environment
     names = ", ".join(map(str, ranks)) if isinstance(ranks, list) and ranks else "0"
     of = f" of {environment.world_size}" if environment.world_size else ""
-    several = ", times are the slowest one's and memory the fullest one's" if "," in names else ""
+    several = ", with times of the slowest rank and memory of the fullest rank" if "," in names else ""
     return f"on {environment.device_name or 'unknown hardware'}, rank {names}{of}{several}"
 
 
@@ -570,7 +575,7 @@ def _assumed(run: Run) -> list[str]:
             sentences.append(f"{verb} figures of the hardware file: {', '.join(map(str, names))}")
     if isinstance(extrapolated := simulated.get("extrapolated"), dict) and extrapolated:
         names = ", ".join(f"{name} ({instead})" for name, instead in sorted(extrapolated.items()))
-        sentences.append(f"not in the hardware file, and extrapolated: {names}")
+        sentences.append(f"figures missing in the hardware file and extrapolated: {names}")
     not_simulated = simulated.get("not_simulated")
     return [*sentences, *map(str, not_simulated if isinstance(not_simulated, list) else ())]
 

@@ -1,4 +1,5 @@
-"""Trace records as frames: one row per collective, traced step and rank; sums by path, gaps, bubbles of pipelines."""
+"""Trace records as frames with one row per collective, traced step and rank; sums by path, gaps, and pipeline
+bubbles."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,41 +25,41 @@ TIMES, ENDS = ("issued_s", "completed_s", "exposed_s"), ["start_s", "end_s"]
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The collectives of one step case, with times."""
+    """The collectives of one traced case."""
 
     run: Run
-    record: Record  # its line of the run file
-    case: Record | None  # the measured case; None where the run file has none
-    rows: "pd.DataFrame"  # one row per collective, traced step and rank: the record's columns and those of `rows_of`
+    record: Record  # the trace's line of the run file
+    case: Record | None  # the measured case, None if missing
+    rows: "pd.DataFrame"  # one row per collective, traced step and rank, with the columns of `rows_of`
     phases: "pd.DataFrame"  # one row per phase, traced step and rank: `start_s`, `end_s`
-    ranks: tuple[int, ...]  # every rank that took part; of a simulated step, those that were simulated
+    ranks: tuple[int, ...]  # all ranks; for a simulated step, the simulated ranks
     steps: tuple[int, ...]
-    computing: "pd.DataFrame | None" = None  # when operators run: `rank`, `step`, `start_s`, `end_s`; None: not known
+    computing: "pd.DataFrame | None" = None  # spans of operators, None if unknown
     summed: "dict[tuple[str, ...], pd.DataFrame]" = field(default_factory=dict, init=False)  # `costs` by keys
 
     @property
     def case_id(self) -> str:
-        """The case that was traced."""
+        """The id of the traced case."""
         return str(self.record["case_id"])
 
     @property
     def name(self) -> str:
-        """The case's id without its kind and shape: the scenario and, where there is one, the variant."""
+        """The case's id without kind and shape, which is the scenario and the variant, if the scenario has variants."""
         return self.case_id.split("/", 2)[-1]
 
     @property
     def is_simulated(self) -> bool:
-        """Whether it was predicted and not measured."""
+        """Whether the step was simulated rather than measured."""
         return self.record.get(SIMULATED) is True or self.run.is_simulated
 
     @property
     def is_timed(self) -> bool:
-        """Whether it has the begin and end of each phase; without that there is nothing to draw."""
+        """Whether the trace has begin and end of each phase, which a timeline needs."""
         return not self.phases.empty and bool(self.phases[ENDS].notna().all(axis=None))
 
 
 def traces_of(runs: Sequence[Run]) -> tuple[list[Trace], list[str]]:
-    """The traces of some runs in file order, and one sentence for each that failed or cannot be read."""
+    """The traces of some runs in file order, and one sentence per trace that failed or cannot be read."""
     traces, failed = [], []
     for run in runs:
         for record in run.traces:
@@ -66,7 +67,7 @@ def traces_of(runs: Sequence[Run]) -> tuple[list[Trace], list[str]]:
             try:
                 traces += [] if problem else [_trace(run, record)]
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                problem = f"its record is inconsistent ({error}); trace it again"
+                problem = f"the record is inconsistent ({error}); trace the step again"
             if problem:
                 failed.append(f"{record['case_id']} has no trace: {problem}")
     return traces, failed
@@ -78,7 +79,7 @@ def _problem(record: Record) -> str | None:
     tables = [(TRACE_COLUMNS, record), (PHASE_COLUMNS, record["phases"])]
     tables += [(COMPUTING_COLUMNS, computing)] if (computing := record.get("computing")) else []
     if lacking := {name for columns, table in tables for name in columns if name not in table["columns"]}:
-        return f"its record lacks {', '.join(sorted(lacking))}; trace it again with this distbench"
+        return f"the record has no {', '.join(sorted(lacking))}; trace the step again with this distbench"
     return None
 
 
@@ -94,15 +95,15 @@ def _trace(run: Run, record: Record) -> Trace:
 
 
 def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
-    """The record's rows with derived columns; times are in seconds, nan where they are not known.
+    """The record's rows with derived columns. Times are in seconds, nan if unknown.
 
     Added:
-        duration_s: from issue to completion on this rank, waiting for the slowest rank included.
-        straggler_s: duration minus the shortest of the group's ranks, matched by (step, group, seq): how long this
-            rank waited for others. nan where the collective is not timed on every rank of its group, or simulated.
-        rank_step_s: the step's time on this rank, from its first phase's start to its last one's end.
-        share_of_step: duration over that.
-        path_owner: the owner with layers folded; "(root)" for the model itself, "(unknown)" without a known owner.
+        duration_s: time from issue to completion on this rank, including waiting for the slowest rank.
+        straggler_s: waiting time of this rank, which is the duration minus the shortest duration of the group's ranks,
+        matched by (step, group, seq). nan if simulated, or not timed on every rank of the group.
+        rank_step_s: the step's time on this rank, from the start of the first phase to the end of the last phase.
+        share_of_step: duration_s / rank_step_s.
+        path_owner: the owner with layers folded, "(root)" for the model, "(unknown)" without a known owner.
     """
     rows = _frame(record, TIMES)
     rows["duration_s"] = rows["completed_s"] - rows["issued_s"]
@@ -128,13 +129,13 @@ def _frame(table: dict[str, Any], times: Sequence[str]) -> "pd.DataFrame":
     return frame
 
 
-# Stretches of time on one rank: the gaps between them, and lanes on which none overlaps another.
+# Time spans on one rank: gaps between spans, and lanes without overlapping spans.
 
 Stretch = tuple[float, float]
 
 
 def left_of(whole: Stretch, stretches: Iterable[Stretch]) -> list[Stretch]:
-    """The parts of a stretch that none of the others covers, in order."""
+    """The parts of `whole` that are not covered by `stretches`, in order."""
     free, at = [], whole[0]
     for start, end in sorted(stretches):
         if start > at:
@@ -148,7 +149,7 @@ def left_of(whole: Stretch, stretches: Iterable[Stretch]) -> list[Stretch]:
 
 
 def lanes_of(stretches: Sequence[Stretch]) -> list[int]:
-    """A lane for each stretch (in any order), counted from 0, the lowest that is free when it begins."""
+    """The lane of each time span (in any order): the lowest lane, counted from 0, that is free at the span's start."""
     lanes = [0] * len(stretches)
     ends: list[float] = []
     for index in sorted(range(len(stretches)), key=lambda index: stretches[index]):
@@ -159,19 +160,19 @@ def lanes_of(stretches: Sequence[Stretch]) -> list[int]:
     return lanes
 
 
-# The bubbles of a traced pipeline: when a rank neither works on a stage nor communicates.
+# The bubbles of a traced pipeline: spans in which a rank neither works on a stage nor communicates.
 
-SCHEDULE = "schedule"  # the phase in which forward and backward take turns
+SCHEDULE = "schedule"  # the phase with forward and backward
 
 
 def bubble_shares(trace: Trace) -> dict[int, float]:
-    """Of each rank, the share of forward and backward that is bubble: the median over the traced steps.
+    """The bubble share of forward and backward per rank, as the median over the traced steps.
 
-    Forward and backward last from their first beginning on any rank to their last end, or on each rank its own where
-    ranks share no clock. In a bubble a rank neither works on a stage (its forward, loss, backward or reduction of
-    gradients, with FSDP's and TP's collectives) nor has a message or collective under way. A message is under way when
-    both ends have issued it; before, a rank waits. A simulated step's record has them as shares of the step, without
-    time that waits for the host.
+    Forward and backward last from the first start on any rank to the last end, or if ranks have no common clock, from
+    start to end on each rank. In a bubble a rank neither works on a stage (forward, loss, backward or reduction of
+    gradients, with collectives of FSDP and TP) nor has a message or collective in progress. A message is in progress
+    after both ends have issued the message. A simulated step's record has bubbles as shares of the step, without time
+    that waits for the host.
     """
     if (simulated := _simulated(trace)) is not None:
         return simulated
@@ -188,7 +189,7 @@ def _simulated(trace: Trace) -> dict[int, float] | None:
 
 
 def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]]:
-    """(rank, its forward and backward, when it was busy) of each step."""
+    """Yield (rank, span of forward and backward, busy spans) per step."""
     if trace.computing is None:
         return
     phases = trace.phases[trace.phases["phase"] == SCHEDULE]
@@ -208,26 +209,26 @@ def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]
 
 
 def bubbles_text(trace: Trace) -> str | None:
-    """Return the extreme bubble shares and the schedule's least share as a sentence; None without a pipeline."""
+    """Return a sentence on the extreme bubble shares and the schedule's minimum share, or None without a pipeline."""
     pipeline, shares = trace.record.get("pipeline"), bubble_shares(trace)
     if not pipeline or not shares:
         return None
     extremes = [extreme(shares, key=lambda rank: shares[rank]) for extreme in (min, max)]
     ranks = ", ".join(f"rank {rank} {percent_text(shares[rank])}" for rank in extremes)
     of = "the step" if _simulated(trace) is not None else "forward and backward"
-    text = f"bubbles are {percent_text(sum(shares.values()) / len(shares))} of {of} on a rank ({ranks})"
+    text = f"bubbles are {percent_text(sum(shares.values()) / len(shares))} of {of} per rank ({ranks})"
     at_least = pipeline.get("least_idle_share")
     parts = count_text(pipeline["microbatches"], "micro-batch", "micro-batches")
     of_schedule = f"{pipeline['schedule']} of {count_text(pipeline['num_stages'], 'stage')} and {parts}"
     if at_least is None:
-        return f"{text}; {of_schedule} has no least share that is valid for all models"
-    return f"{text}; {of_schedule} leaves {percent_text(at_least)} where all stages take as long"
+        return f"{text}; the minimum share of {of_schedule} depends on the model"
+    return f"{text}; the minimum share of {of_schedule} is {percent_text(at_least)} for equally long stages"
 
 
 PATH = ("phase", "source", "kind", "mesh_dim")
 SUMMED = ("count", "payload_bytes", "wire_bytes", "time_s", "share_of_step")
 COSTS = (*SUMMED, "straggler_share", "exposed_share")
-# What is summed cannot be summed by, and costs are medians over steps.
+# Sums cannot be keys, and steps cannot be keys, because costs are medians over steps.
 GROUPABLE = (
     *("rank", "phase", "source", "kind", "op", "backend_op", "mesh_dim", "group", "group_size", "seq", "dtype"),
     *("owner", "path_owner", "owner_known", "redistribution", "explicit"),
@@ -235,16 +236,16 @@ GROUPABLE = (
 
 
 def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = None) -> "pd.DataFrame":
-    """A step's costs by each combination of `keys`, which are columns of `Trace.rows` (none for one row on everything).
+    """A step's costs per combination of `keys`, which are columns of `Trace.rows` (without keys, one row in total).
 
-    Columns: the keys, then COSTS; by phase, then the longest first. SUMMED are the median over the traced steps of the
-    mean over ranks (with "rank" among the keys of that rank); a rank or step without such a row counts as none. The
-    straggler share is of the time of those rows whose straggler time is known, over all ranks and steps, the exposed
-    share likewise. nan where nothing is known.
+    Columns are the keys and COSTS. Rows are ordered by phase, longest first. SUMMED are medians over the traced steps
+    of the mean over ranks (of the values per rank, if "rank" is a key). A rank or step without such a row counts as 0.
+    The straggler share is relative to the time of rows with a known straggler time, over all ranks and steps. The
+    exposed share is computed in the same way. Unknown values are nan.
     """
     if only is not None:
         return _costs(trace, keys, trace.rows[only])
-    # A report asks for the same again and again.
+    # A report needs the same costs repeatedly.
     if (key := tuple(keys)) not in trace.summed:
         trace.summed[key] = _costs(trace, keys, trace.rows)
     return trace.summed[key].copy()
@@ -269,15 +270,15 @@ def _costs(trace: Trace, keys: Sequence[str], selected: "pd.DataFrame") -> "pd.D
 
 
 def frame_of_traces(traces: Sequence[Trace], by: Sequence[str] = ()) -> "pd.DataFrame":
-    """One row per collective, traced step and rank: scenario, run file, case, then the columns of `rows_of`.
+    """One row per collective, traced step and rank, with scenario, run file, case, and the columns of `rows_of`.
 
-    With `by`, columns out of GROUPABLE, one row per combination of them with the columns of `costs`.
+    With `by` (columns of GROUPABLE), one row per combination of these columns, with the columns of `costs`.
     """
     import pandas as pd
 
     for name in by:
         if name not in GROUPABLE:
-            raise UserError(f"--group-by {name}: a trace has no such column to sum by ({nearest(name, GROUPABLE)})")
+            raise UserError(f"--group-by {name} is not a column of traces for groups ({nearest(name, GROUPABLE)})")
     parts = []
     for trace in traces:
         rows = costs(trace, tuple(dict.fromkeys(by))) if by else trace.rows.copy()
@@ -289,7 +290,8 @@ def frame_of_traces(traces: Sequence[Trace], by: Sequence[str] = ()) -> "pd.Data
 
 
 def largest_first(frame: "pd.DataFrame", *columns: str) -> "pd.DataFrame":
-    """By phase in the order of a step, where there is such a column; then the largest values of columns first."""
+    """Rows sorted by phase in the order of a step, if there is such a column, then by the largest values of
+    `columns`."""
     phases = {phase: place for place, phase in enumerate(PHASES)}
     phase = frame["phase"].map(phases).fillna(len(PHASES)) if "phase" in frame else 0
     keys = {f"_{name}": -frame[name].abs() for name in columns}
@@ -298,15 +300,15 @@ def largest_first(frame: "pd.DataFrame", *columns: str) -> "pd.DataFrame":
 
 
 def step_of(trace: Trace) -> float:
-    """Seconds of the median traced step on its slowest rank; nan where steps were not timed."""
+    """Seconds of the median traced step on the slowest rank, or nan without times."""
     seconds = [value for value in trace.record.get("steps_s") or () if isinstance(value, int | float)]
     return float(np.median(seconds)) if seconds else float("nan")
 
 
 def busy_share(trace: Trace) -> float:
-    """The share of a rank's step with at least one collective under way: the median over steps of the mean over ranks.
+    """The share of a step with at least one collective in progress, as the median over steps of the mean over ranks.
 
-    nan where steps or collectives were not timed.
+    nan without times of steps or collectives.
     """
     shares: dict[Hashable, list[float]] = {}
     timed = trace.rows[trace.rows["duration_s"].notna()]
@@ -322,10 +324,11 @@ def busy_share(trace: Trace) -> float:
 
 
 def doubts(trace: Trace) -> list[str]:
-    """Contradictions among the rows, as sentences; none where every collective is on all its ranks, or is simulated."""
+    """Sentences on contradictions in the rows, which are collectives that are not on all ranks of the group. None if
+    simulated."""
     if trace.is_simulated:
         return []
-    # What one rank sends another one receives.
+    # A send on one rank matches a recv on another rank.
     rows = trace.rows.assign(kind_of_both=trace.rows["kind"].replace("recv", "send"))
     silent = sorted(set(trace.ranks) - set(rows["rank"].tolist())) if len(rows) else []
     collectives = rows.groupby(["step", "group", "seq"], sort=False).agg(
@@ -335,8 +338,8 @@ def doubts(trace: Trace) -> list[str]:
     mixed = int((collectives["num_kinds"] > 1).sum())
     of = f"of {count_text(len(collectives), 'collective')}"
     sentences = {
-        f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too": silent,
-        f"{alone} {of} are missing on some ranks of their group: no straggler share": alone,
-        f"{mixed} {of} are of another kind on another rank: ranks ran different steps": mixed,
+        f"rank {', '.join(map(str, silent))} recorded no collective, but counts are means over all ranks": silent,
+        f"{alone} {of} are missing on some ranks of their group, so their straggler share is unknown": alone,
+        f"{mixed} {of} have another kind on another rank, so ranks ran different steps": mixed,
     }
     return [sentence for sentence, is_so in sentences.items() if is_so]

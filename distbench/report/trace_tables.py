@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 MAX_PATHS = 40
 MAX_OWNERS = 10
 MAX_DIFFERENCES = 5
-# More of a step than this twice in collectives is overlap, and not the difference of two medians.
+# A larger share of a step in two collectives at once is overlap, rather than a difference of medians.
 OVERLAP = 0.02
 ASKED_FOR: dict[Any, str] = {True: "explicit", False: "implicit"}
-IMPLICIT = "implicit: an operator needed other placements than it was given, so DTensor moved the tensor by itself"
+IMPLICIT = "implicit: DTensor moved a tensor because an operator needed other placements"
 
 
 def _bytes_text(mean: float) -> str:
@@ -58,14 +58,14 @@ def _bytes_text(mean: float) -> str:
 
 
 def _share_text(share: float) -> str:
-    """`12 %`, below ten with a decimal."""
+    """A text such as `12 %`, with a decimal below 10 %."""
     if not known(share):
         return NOTHING
     return percent_text(share) if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
 
 
 def _number_text(count: float) -> str:
-    """A count that is whole where ranks do the same: `12`, else `12.5`."""
+    """A count such as `12`, or `12.5` if ranks differ."""
     return f"{count:.1f}".removesuffix(".0") if known(count) else NOTHING
 
 
@@ -84,7 +84,7 @@ LEAST_OF_COSTS = ("wire", "straggler", "payload", "of step")
 
 
 def trace_blocks(trace: Trace) -> list[Block]:
-    """One trace: a step's time in short, by path, by owner, by redistribution, and how far to trust it."""
+    """The blocks of one trace: summary, costs by path, owner and redistribution, method and checks."""
     simulated = ", simulated" if trace.is_simulated else ""
     blocks: list[Block] = [Heading(f"{trace.name}: communication by path{simulated}"), Lines(_opening(trace))]
     if not trace.rows.empty:
@@ -94,7 +94,7 @@ def trace_blocks(trace: Trace) -> list[Block]:
 
 
 def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
-    """A step's costs by each combination of some columns of the rows."""
+    """A table of a step's costs per combination of columns."""
     keys = tuple(dict.fromkeys(by))
     title = f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}"
     rows = records_of(costs(trace, keys))
@@ -104,26 +104,26 @@ def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
 def _opening(trace: Trace) -> tuple[str, ...]:
     case = f"case {trace.case_id}"
     if trace.rows.empty:
-        return (case, "this step communicates nothing")
+        return (case, "this step has no communication")
     (totals,) = records_of(costs(trace, ()))
     sentence = f"a traced step takes {brief_time_text(step_of(trace))} on {count_text(len(trace.ranks), 'rank')}"
     if trace.is_simulated:
         ranks = f"rank{'s' if len(trace.ranks) > 1 else ''} {', '.join(map(str, trace.ranks))}"
         of = trace.run.about.environment.world_size or "?"
-        sentence = f"a simulated step takes {brief_time_text(step_of(trace))}, as {ranks} of {of}"
+        sentence = f"a simulated step takes {brief_time_text(step_of(trace))} on {ranks} of {of}"
     if known(busy := busy_share(trace)):
-        sentence += f"; a collective is under way on a rank in {percent_text(busy)} of it"
+        sentence += f"; a collective is in progress in {percent_text(busy)} of a rank's step"
     if known(waited := totals["straggler_share"]):
-        sentence += f"; {percent_text(waited)} of collectives' time is waiting for the group's slowest rank"
+        sentence += f"; ranks wait for the group's slowest rank in {percent_text(waited)} of the time of collectives"
     return case, sentence, *([bubbles] if (bubbles := bubbles_text(trace)) else [])
 
 
 def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
     if trace.is_simulated:
-        mean = "" if len(trace.ranks) == 1 or "rank" in keys else f", the mean over {len(trace.ranks)} simulated ranks"
+        mean = "" if len(trace.ranks) == 1 or "rank" in keys else f", mean over {len(trace.ranks)} simulated ranks"
         return f"simulated, per rank and step{mean}"
-    median = f"per rank and step: the median of {len(trace.steps)} traced steps"
-    return median if "rank" in keys else f"{median}, the mean over {len(trace.ranks)} ranks"
+    median = f"per rank and step, median of {len(trace.steps)} traced steps"
+    return median if "rank" in keys else f"{median}, mean over {len(trace.ranks)} ranks"
 
 
 def _paths_table(trace: Trace) -> Table:
@@ -143,16 +143,16 @@ def _paths_table(trace: Trace) -> Table:
     backend = (trace.case or {}).get("backend") or "this backend"
     notes = [f"^ {kind} runs as {ran} on {backend}" for kind, ran in executed]
     if trace.record.get("exposed_reason"):
-        notes.append(f"no exposed share: {trace.record['exposed_reason']}")
+        notes.append(f"exposed share unknown: {trace.record['exposed_reason']}")
     if trace.is_simulated:
-        waits = "no collective waits for another rank, so none has stragglers"
+        waits = "collectives do not wait for other ranks, so there are no stragglers"
         if trace.record.get("pipeline"):
-            waits = "waiting for the other end of a message is left out"
-        notes.append(f"time is what the hardware file gives; {waits}")
+            waits = "waiting for the other end of a message is not included"
+        notes.append(f"times are from the hardware file; {waits}")
     else:
-        notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
+        notes.append("time is from issue to completion, including waiting for the slowest rank (the straggler share)")
     if totals["share_of_step"] > busy_share(trace) + OVERLAP:
-        notes.append("some collectives overlap: each counts in full, so shares add up to more")
+        notes.append("some collectives overlap, and each counts in full, so shares add up to more")
     columns = (
         ("<phase, source", lambda row: str(row["source"])),
         ("<kind", lambda row: str(row["kind"])),
@@ -188,7 +188,7 @@ def _costliest_first(frame: "pd.DataFrame") -> list[Row]:
 
 
 def _first_of(names: Sequence[str]) -> str:
-    """`a +2` for three names."""
+    """A text such as `a +2` for three names."""
     return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
 
 
@@ -220,17 +220,17 @@ def _method_lines(trace: Trace) -> list[str]:
     """The method of the trace, and its overhead or basis."""
     method, overhead = trace.record.get("method"), trace.record.get("overhead") or {}
     if trace.is_simulated:
-        how = f"by {method or 'a simulation'}: nothing here was measured; docs/simulation.md has its error"
+        how = f"predicted by {method or 'a simulation'}, not measured; docs/simulation.md has the errors"
         return [how, basis_text(trace.run.about.simulated)]
     method = method or "unknown"
     if not known(overhead.get("ratio")):
-        return [f"traced by {method}; what that adds to a step was not measured"]
-    sentence = f"traced by {method}: {overhead['ratio']:.2f} times a bare step's CPU time"
+        return [f"traced by {method}; the tracing overhead was not measured"]
+    sentence = f"traced by {method}; a traced step takes {overhead['ratio']:.2f}x the CPU time of an untraced step"
     bare, traced = overhead.get("bare_cpu_s") or (), overhead.get("traced_cpu_s") or ()
     ratios = [with_trace / without for without, with_trace in zip(bare, traced, strict=False) if without]
     if ratios:
         sentence += f" (median of {len(ratios)} interleaved rounds, {min(ratios):.2f} to {max(ratios):.2f})"
-    return [f"{sentence}; the case's own times are of steps without it"]
+    return [f"{sentence}. Times of cases are of untraced steps"]
 
 
 def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
@@ -240,8 +240,8 @@ def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
     sentences = [str(sentence) for sentence in agreement.get("differences") or ()]
     if not sentences:
         rows = f"all {agreement.get('num_rows')} collectives of a rank's step"
-        return (f"{agreement['method']}, a second method, saw the same kind, group and bytes in {rows}",)
-    head = f"caution: {agreement['method']}, a second method, saw something else in the same step:"
+        return (f"{agreement['method']}, a second method, recorded the same kind, group and bytes for {rows}",)
+    head = f"warning: {agreement['method']}, a second method, differs in the same step:"
     return (head, *capped_lines(sentences, MAX_DIFFERENCES, "... {} more differences"))
 
 
@@ -253,19 +253,19 @@ def _memory(record: dict[str, Any]) -> tuple[str, ...]:
         memory.get(name) for name in ("measured_peak_bytes", "predicted_peak_bytes", "reason")
     )
     text = (
-        f"peak memory of a rank: {size_text(measured)} measured"
+        f"peak memory per rank: {size_text(measured)} measured"
         if known(measured)
-        else "peak memory of a rank: not measured"
+        else "peak memory per rank: not measured"
     )
     text += f" ({memory['measured_by']})" if known(measured) and memory.get("measured_by") else ""
     if not known(predicted):
-        return (f"{text}; no prediction: {reason or 'it could not be predicted'}",)
+        return (f"{text}, not predicted ({reason or 'unknown reason'})",)
     return (f"{text}, {size_text(predicted)} predicted" + (f"; {reason}" if reason else ""),)
 
 
 def largest_communication(reported: ReportedRun) -> tuple[float, str] | None:
-    """(seconds, sentence) of the path with the most exposed communication of all traced steps; of the longest path if
-    the exposed part is not known; None without a trace."""
+    """(seconds, sentence) on the path with the most exposed communication of all traced steps, or on the longest path
+    if exposed times are unknown. None without a trace."""
     paths = []
     for trace in traces_of([reported.run])[0]:
         rows = [] if trace.rows.empty else records_of(costs(trace, PATH))
@@ -281,7 +281,7 @@ def largest_communication(reported: ReportedRun) -> tuple[float, str] | None:
     if exposed:
         return row[name], f"Largest exposed communication: {path}, {of_step}"
     device = reported.run.about.environment.device
-    overlap = "Overlap is not measurable on CPU" if device == "cpu" else "Overlap is not known"
+    overlap = "Overlap is not measurable on CPU" if device == "cpu" else "Overlap is unknown"
     return row[name], f"Largest communication: {path}, {of_step}. {overlap}"
 
 
@@ -292,22 +292,22 @@ def _headline(reported: ReportedRun) -> list[str]:
 SECTION = Section(_headline)
 
 
-# Two traces path by path: what one communicates more or less than the other, and how much longer its step takes.
+# The difference of two traces by path, and the ratio of step times.
 
-# As plans are spoken of, the innermost mesh dim first.
+# Names of parallelism in the usual order, innermost mesh dim first.
 PLAN_WORDS = {"tp": "TP", "cp": "CP", "dp_shard": "FSDP", "dp_replicate": "DP", "ep": "EP", "pp": "PP"}
 COMPARED = ("count", "payload_bytes", "time_s")
 
 
 @dataclass(frozen=True)
 class StepChange:
-    """One case's timed step over another's.
+    """The time of one case's step relative to another case's step.
 
     Args:
-        one_s: median of its samples, seconds; `other_s` likewise.
-        verdict: as `compare_passes` has it; ONE_LAUNCH for cases of two launches, PREDICTED for simulated ones.
-        ratio: ratio of the two, over shared passes of one launch, else of the medians.
-        low: bounds of the ratio's 95 % interval, from those passes; nan where these are too few.
+        one_s: median of the first case's samples in seconds; `other_s` of the other case.
+        verdict: verdict of `compare_passes`, or ONE_LAUNCH for cases of two launches, or PREDICTED for simulated cases.
+        ratio: ratio of times over common passes of one launch, else of the medians.
+        low: lower bound of the ratio's 95 % interval from passes, nan for too few passes; `high` is the upper bound.
     """
 
     one_s: float
@@ -323,7 +323,7 @@ PREDICTED = "predicted, not measured"
 
 
 def names_of(trace_a: Trace, trace_b: Trace) -> tuple[str, str]:
-    """Short names that differ between two traces: the plan, else the variant, the scenario, or the run file."""
+    """Different short names of two traces, from the plan, the variant, the scenario, or the run file."""
     for name in NAMES:
         names = name(trace_a), name(trace_b)
         if all(names) and names[0] != names[1]:
@@ -342,9 +342,9 @@ def _params(trace: Trace) -> Record:
 
 
 def step_change(trace_a: Trace, trace_b: Trace) -> StepChange | None:
-    """From the cases' own timed samples, never the traced steps; None where a case has none that is right.
+    """The change by the cases' timed samples, not by traced steps. None if a case has no correct samples.
 
-    A simulated step has its predicted time, and a ratio without an interval.
+    A simulated step has a predicted time, and a ratio without an interval.
     """
     cases = [trace.case or {} for trace in (trace_a, trace_b)]
     samples = [_times_of(trace, case) for trace, case in zip((trace_a, trace_b), cases, strict=True)]
@@ -380,10 +380,10 @@ NAMES: tuple[Callable[[Trace], str], ...] = (
 
 
 def difference(trace_a: Trace, trace_b: Trace, keys: Sequence[str] = PATH) -> "pd.DataFrame":
-    """Both steps' costs by each combination of keys, side by side; 0 where a side has none of it.
+    """The costs of both steps per combination of keys, side by side, and 0 if a side has no such row.
 
-    Columns: the keys, then of each of COMPARED `<name>_a`, `<name>_b` and `<name>_more`, a minus b. In order of phase,
-    then the largest change of time first.
+    Columns are the keys, and for each name of COMPARED `<name>_a`, `<name>_b` and `<name>_more` (a minus b). Rows are
+    ordered by phase, then by largest change of time.
     """
     sides = []
     for trace, side in ((trace_a, "a"), (trace_b, "b")):
@@ -391,7 +391,7 @@ def difference(trace_a: Trace, trace_b: Trace, keys: Sequence[str] = PATH) -> "p
         sides.append(side_costs.rename(columns={column: f"{column}_{side}" for column in COMPARED}))
     joined = sides[0].join(sides[1], how="outer").reset_index()
     for side in ("a", "b"):
-        # A path that a side does not take costs it nothing; a time that is not known stays so.
+        # A path that a side does not have costs 0. Unknown times remain unknown.
         joined.loc[joined[f"count_{side}"].isna(), [f"{column}_{side}" for column in COMPARED]] = 0.0
     for column in COMPARED:
         joined[f"{column}_more"] = joined[f"{column}_a"] - joined[f"{column}_b"]
@@ -399,7 +399,7 @@ def difference(trace_a: Trace, trace_b: Trace, keys: Sequence[str] = PATH) -> "p
 
 
 def cautions(trace_a: Trace, trace_b: Trace) -> list[str]:
-    """Differences that make two traces hard to compare, as sentences."""
+    """Warnings on differences that limit the comparison of two traces."""
     (machine, batch, ranks, run_id), (other_machine, other_batch, other_ranks, other_id) = map(
         _facts, (trace_a, trace_b)
     )
@@ -407,22 +407,22 @@ def cautions(trace_a: Trace, trace_b: Trace) -> list[str]:
     simulated = [letter for letter, trace in zip("AB", (trace_a, trace_b), strict=True) if trace.is_simulated]
     sides = f"{' and '.join(simulated)} {'are' if len(simulated) > 1 else 'is'}"
     sentences = {
-        f"{sides} simulated: times there are predictions": bool(simulated),
-        f"measured on different machines, {machine} and {other_machine}: compare no times": (
+        f"{sides} simulated, with predicted times": bool(simulated),
+        f"measured on different machines, {machine} and {other_machine}; do not compare times": (
             not same_machine and not simulated
         ),
-        "one launch per side: differences between launches are unknown, so times have no verdict; `distbench ab` or "
-        "`distbench gate` over launches in turn gives one": (
+        "one launch per side, so times have no verdict; use `distbench ab`": (
             same_machine and run_id != other_id and not trace_a.is_simulated
         ),
-        f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
-        f"{count_text(ranks, 'rank')} against {other_ranks}; counts and bytes are of one rank": ranks != other_ranks,
+        f"inputs of a step are {batch} in A and {other_batch} in B": batch != other_batch,
+        f"{count_text(ranks, 'rank')} in A and {other_ranks} in B; counts and bytes are per rank": ranks != other_ranks,
     }
-    return [f"caution: {sentence}" for sentence, is_so in sentences.items() if is_so]
+    return [f"warning: {sentence}" for sentence, is_so in sentences.items() if is_so]
 
 
 def _facts(trace: Trace) -> tuple[str, str, int, str | None]:
-    """Machine, shape of a step's inputs, ranks (of the whole mesh, also where a few were simulated), run id."""
+    """Machine, shape of a step's inputs, number of ranks (of the whole mesh, even if a few are simulated), and run
+    id."""
     about, shape, world_size = trace.run.about, _params(trace).get("shape"), trace.run.about.environment.world_size
     inputs = "x".join(map(str, shape)) if isinstance(shape, list) else "of unknown shape"
     num_ranks = int(world_size) if trace.is_simulated and world_size else len(trace.ranks)
@@ -434,14 +434,14 @@ LEAST = ("payload A", "payload B", "time A", "time B")
 
 
 def comparison_blocks(trace_a: Trace, trace_b: Trace) -> list[Block]:
-    """A against B: the sentence, the sides, the changes path by path, the tables."""
+    """The blocks of a comparison: summary, sides, changes by path, and tables."""
     sides = list(zip("AB", names_of(trace_a, trace_b), (trace_a, trace_b), strict=True))
     changes = path_changes(trace_a, trace_b)
     return [
-        Heading("what a step communicates, A against B", 1),
+        Heading("communication of a step, A compared with B", 1),
         Lines((difference_text(trace_a, trace_b),)),
         Lines((*(f"{letter}: {name}: {_side(trace)}" for letter, name, trace in sides), *cautions(trace_a, trace_b))),
-        Lines(tuple(changes) or ("every path is taken as often and moves as many bytes on both sides",)),
+        Lines(tuple(changes) or ("every path has the same count and bytes on both sides",)),
         _path_changes_table(trace_a, trace_b),
         _owner_changes_table(trace_a, trace_b),
         Lines(tuple(f"{letter} {line}" for letter, _, trace in sides for line in _method_lines(trace))),
@@ -449,17 +449,17 @@ def comparison_blocks(trace_a: Trace, trace_b: Trace) -> list[Block]:
 
 
 def difference_text(trace_a: Trace, trace_b: Trace) -> str:
-    """`TP2xFSDP2 against FSDP4: +19 tp all_gather of 512 KiB, ..., step +12 % [+9 %, +15 %]`; + is what A has more."""
+    """A text such as `TP2xFSDP2 compared with FSDP4: +19 tp all_gather of 512 KiB, ..., step +12 % [+9 %, +15 %]`."""
     name, other_name = names_of(trace_a, trace_b)
     rows = records_of(difference(trace_a, trace_b, WHOLE))
-    # What one side has more of, then what it has less of, the most first.
+    # First increases of A, then decreases, largest first.
     rows.sort(key=lambda row: (row["count_more"] < 0, -abs(row["count_more"])))
     parts = [text for row in rows if (text := _change_text(trace_a, trace_b, row, WHOLE))] or ["the same communication"]
-    return f"{name} against {other_name}: {', '.join([*parts, _step_text(trace_a, trace_b)])}"
+    return f"{name} compared with {other_name}: {', '.join([*parts, _step_text(trace_a, trace_b)])}"
 
 
 def path_changes(trace_a: Trace, trace_b: Trace) -> list[str]:
-    """A sentence for each path that is taken more or less often, or moves other bytes."""
+    """A sentence per path with a different count or different bytes."""
     sentences = []
     for row in records_of(difference(trace_a, trace_b)):
         if text := _change_text(trace_a, trace_b, row, PATH):
@@ -470,7 +470,8 @@ def path_changes(trace_a: Trace, trace_b: Trace) -> list[str]:
 
 
 def _change_text(trace_a: Trace, trace_b: Trace, row: Row, keys: Sequence[str]) -> str:
-    """`+19 tp all_gather of 512 KiB`; empty where count and bytes are the same. `row` is of `difference` by `keys`."""
+    """A text such as `+19 tp all_gather of 512 KiB`, empty for the same count and bytes. `row` is of `difference` by
+    `keys`."""
     path_text = f"{row['mesh_dim']} {row['kind']}"
     if row["count_more"]:
         payloads = _payloads(trace_a, trace_b, row, keys)
@@ -479,15 +480,16 @@ def _change_text(trace_a: Trace, trace_b: Trace, row: Row, keys: Sequence[str]) 
         return f"{_signed(row['count_more'], _number_text)} {path_text}{text}"
     if known(row["payload_bytes_more"]) and round(row["payload_bytes_more"]):
         now, before = (_bytes_text(row[f"payload_bytes_{side}"]) for side in ("a", "b"))
-        return f"{_number_text(row['count_a'])} {path_text} of {now} in all instead of {before}"
+        return f"{_number_text(row['count_a'])} {path_text} of {now} in total instead of {before}"
     return ""
 
 
 def _step_text(trace_a: Trace, trace_b: Trace) -> str:
-    """`step +12 % [+9 %, +15 %]`, or the reason against a verdict: `step +12 % (one launch per side: no verdict)`."""
+    """A text such as `step +12 % [+9 %, +15 %]`, or without a verdict `step +12 % (one launch per side: no
+    verdict)`."""
     change = step_change(trace_a, trace_b)
     if change is None:
-        return "step: not compared (a side has no right samples)"
+        return "step: not compared (a side has no correct samples)"
     text = f"step {_percent(change.ratio)}"
     if not known(change.low):
         return f"{text} ({change.verdict}: no verdict)"
@@ -504,7 +506,7 @@ def _signed(value: float, text: Callable[[float], str]) -> str:
 
 
 def _payloads(trace_a: Trace, trace_b: Trace, row: Row, keys: Sequence[str]) -> list[int]:
-    """The sizes of a path's collectives where one side lacks it, bytes, ascending, each once."""
+    """The sizes of a path's collectives in bytes, ascending and unique, if one side does not have the path."""
     if row["count_a"] and row["count_b"]:
         return []
     rows = (trace_a if row["count_a"] else trace_b).rows
@@ -520,7 +522,7 @@ def _side(trace: Trace) -> str:
 
 
 def _side_text(column: str, side: str, text: Callable[[float], str], row: Row) -> str:
-    """One side's figure; a dash where that side has none of it."""
+    """One side's figure, or a dash if the side has no such row."""
     return text(row[f"{column}_{side}"]) if row[f"count_{side}"] else NOTHING
 
 
@@ -538,11 +540,11 @@ SIDES: TableColumns = tuple(
 def _path_changes_table(trace_a: Trace, trace_b: Trace) -> Table:
     rows = records_of(difference(trace_a, trace_b))
     kinds = {"simulated" if trace.is_simulated else "traced" for trace in (trace_a, trace_b)}
-    notes = [f"times here are of {' and '.join(sorted(kinds))} steps, the median of them and the mean over ranks"]
+    notes = [f"times are of {' and '.join(sorted(kinds))} steps, median over steps, mean over ranks"]
     if kinds != {"simulated"} and (change := step_change(trace_a, trace_b)):
         time_a, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
-        of = "predicted where simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"
-        notes.append(f"a step without tracing takes {time_a} (A) against {other_taken} (B), {of}")
+        of = "predicted if simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"
+        notes.append(f"an untraced step takes {time_a} in A and {other_taken} in B, {of}")
     columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
     breaks = changes_in([row["phase"] for row in rows])
     return capped(table_of("by path, per rank and step", columns, rows, notes, breaks, LEAST), MAX_PATHS)
@@ -551,7 +553,7 @@ def _path_changes_table(trace_a: Trace, trace_b: Trace) -> Table:
 def _owner_changes_table(trace_a: Trace, trace_b: Trace) -> Table:
     frame = difference(trace_a, trace_b, ("path_owner",))
     rows = records_of(frame.head(MAX_OWNERS))
-    title = "by owner, those whose time changed most first"
+    title = "by owner, largest changes of time first"
     if len(frame) > len(rows):
-        title = f"the {len(rows)} of {len(frame)} owners whose time changed most"
+        title = f"the {len(rows)} of {len(frame)} owners with the largest changes of time"
     return table_of(title, (OWNER, *SIDES), rows, (), (), LEAST)

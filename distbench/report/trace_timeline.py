@@ -1,9 +1,9 @@
-"""Traced steps as a picture of each rank's time, and as Chrome trace events for Perfetto.
+"""Timelines of traced steps, as plots and as Chrome trace events for Perfetto.
 
 The format is the JSON array form of "Trace Event Format" (Chromium project): complete events ("ph": "X", `ts` and `dur`
-in microseconds) and metadata events ("ph": "M") that name and order processes and threads. A process is a rank. Its
-first thread has steps and phases, one inside the other; each mesh dim has a thread, and more where several of its
-collectives are under way at once, for events of one thread must nest or be apart.
+in microseconds) and metadata events ("ph": "M") that name and order processes and threads. Each rank is a process. The
+first thread has nested steps and phases. Each mesh dim has a thread, and more threads for concurrent collectives,
+because events of one thread must not overlap.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,14 +40,14 @@ KIND_COLORS = {
 
 
 def median_step(trace: Trace) -> int:
-    """The traced step whose time is the median's, or the next below it where steps are even in number."""
+    """The traced step with the median time, or with the lower middle time of an even number of steps."""
     times = trace.record.get("steps_s") or ()
     in_order = sorted(trace.steps, key=lambda step: times[step] if step < len(times) else 0.0)
     return in_order[(len(in_order) - 1) // 2]
 
 
 def lanes(trace: Trace) -> list[str]:
-    """A rank's lanes, top down: compute, then each mesh dim in the order of the mesh."""
+    """The lanes of a rank from top to bottom: compute, then each mesh dim in the order of the mesh."""
     mesh = list(trace.run.about.mesh or {})
     mesh_dims = dict.fromkeys(trace.rows["mesh_dim"].astype(str))
     return [
@@ -57,7 +57,7 @@ def lanes(trace: Trace) -> list[str]:
 
 
 def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
-    """(name, figure) of every trace with times, one figure each; names differ."""
+    """(name, figure) of every trace with times. Names are unique."""
     timed = [trace for trace in traces if trace.is_timed]
     names = [trace.name for trace in timed]
     for trace, name in zip(timed, names, strict=True):
@@ -66,7 +66,7 @@ def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
 
 
 def timeline(trace: Trace) -> "Figure":
-    """The median step, one panel per rank with a lane for compute and one for each mesh dim."""
+    """A figure of the median step, with a panel per rank, which has a lane for compute and a lane per mesh dim."""
     step, ranks, names = median_step(trace), trace.ranks[:MAX_RANKS], lanes(trace)
     height = 1.5 + len(ranks) * (0.24 * len(names) + 0.2)
     figure, axes = style.new_figure(1, 11, height, share=True, num_rows=len(ranks))
@@ -86,7 +86,7 @@ def timeline(trace: Trace) -> "Figure":
     times = trace.record.get("steps_s") or ()
     step_text = brief_time_text(times[step] if step < len(times) else step_of(trace))
     simulated = "simulated, " if trace.is_simulated else ""
-    style.title(figure, f"{trace.name}: where each rank's time goes in one step ({simulated}{step_text})")
+    style.title(figure, f"{trace.name}: time of each rank in one step ({simulated}{step_text})")
     _legend(axes[0], rows, phases["phase"])
     _caption(figure, trace)
     return figure
@@ -100,13 +100,13 @@ def _panel(
     scale: float,
     computing: "pd.DataFrame | None",
 ) -> None:
-    """One rank's step; `computing` are the times of its operators, None where they are not known."""
+    """Draw one rank's step. `computing` are the times of operators, None if unknown."""
     timed = rows[rows["duration_s"].notna()]
     stretches = list(zip(timed["issued_s"].tolist(), timed["completed_s"].tolist(), strict=True))
     for phase in records_of(phases):
         span = phase["start_s"], phase["end_s"]
         if computing is None:
-            free = left_of(span, stretches)  # whenever no collective runs
+            free = left_of(span, stretches)  # spans without a collective
         else:
             idle = left_of(span, zip(computing["start_s"].tolist(), computing["end_s"].tolist(), strict=True))
             free = left_of(span, idle)
@@ -150,7 +150,7 @@ def _span_text(stretch: Stretch, scale: float) -> str:
 
 
 def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
-    """Each collective in two parts: this rank's waiting for the slowest of its group, and the rest. Seconds."""
+    """Each collective as two spans in seconds: this rank's waiting for the slowest rank of the group, and the rest."""
     begun, ended = rows["issued_s"].to_numpy(float), rows["completed_s"].to_numpy(float)
     cut = np.minimum(begun + rows["straggler_s"].fillna(0.0).to_numpy(float), ended)
     return list(zip(begun, cut, strict=True)), list(zip(cut, ended, strict=True))
@@ -158,12 +158,12 @@ def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]
 
 def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, scale: float) -> None:
     bars = [(start / scale, (end - start) / scale) for start, end in stretches if end > start]
-    # An edge of the same colour keeps what is narrower than a pixel in sight.
+    # An edge of the same colour makes bars visible that are narrower than a pixel.
     axes.broken_barh(bars, (place - HEIGHT / 2, HEIGHT), facecolor=color, edgecolor=color, linewidth=0.3)
 
 
 def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
-    """Two rows above the first panel: what a rank does by itself, and the collectives."""
+    """Draw a legend above the first panel, with a row for compute and a row for collectives."""
     from matplotlib.patches import Patch
 
     shown_kinds = set(rows["kind"].astype(str))
@@ -182,12 +182,12 @@ def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
 
 
 def _caption(figure: "Figure", trace: Trace) -> None:
-    compute = "outside of collectives" if trace.computing is None else "some stage's forward or backward runs"
+    compute = "no collective runs" if trace.computing is None else "a stage's forward or backward runs"
     sentences = [f"the median of {len(trace.steps)} traced steps; compute: {compute}"]
     if trace.is_simulated:
-        sentences = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]
+        sentences = [f"{trace.record.get('method')}, nothing is measured; compute: an operator runs"]
     if len(trace.ranks) > MAX_RANKS:
         sentences.append(f"ranks {trace.ranks[0]} to {trace.ranks[MAX_RANKS - 1]} of {len(trace.ranks)}")
     if not trace.record.get("clock_shared"):
-        sentences.append("ranks share no clock: each one's time counts from its own start")
+        sentences.append("ranks have no common clock, so times count from each rank's start")
     style.caption(figure, "; ".join(sentences))

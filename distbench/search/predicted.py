@@ -22,6 +22,7 @@ from distbench.search.sweep_result import (
     COMPUTE,
     FEW,
     IDLE,
+    ON_HOST,
     CommunicationPath,
     Limits,
     Prediction,
@@ -132,10 +133,11 @@ def _whole(
             implicit[folded(span.what.owner), span.what.redistribution] += span.end_s - span.start_s
     fits = all(rank.memory_usable.out_of_memory is None for rank in ranks)
     bubble = {BUBBLE: parts.bubble_s} if head.pipeline is not None else {}
+    on_host = {ON_HOST: parts.on_host_s} if parts.on_host_s else {}
     return Prediction(
         candidate=candidate,
         step_s=simulation.timed.step_s,
-        parts_s={COMPUTE: parts.compute_s, IDLE: max(parts.idle_s, 0.0), **bubble},
+        parts_s={COMPUTE: parts.compute_s, IDLE: max(parts.idle_s, 0.0), **bubble, **on_host},
         exposed_s=exposed,
         implicit_s=implicit,
         reserved_bytes=memory.reserved_bytes,

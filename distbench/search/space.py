@@ -242,7 +242,7 @@ class Setup:
         """Reject a world size without a fitting mesh."""
         if not space.meshes:
             names = ", ".join(dict.fromkeys([*self.entry.mesh, *space.mesh_dims]))
-            batch = f"a global batch of {space.facts['batch_size']} can be split over"
+            batch = f"a global batch of {space.facts['batch_size']} can be split"
             problem = f"no mesh over {names} has {count_text(self.world, 'rank')} over which {batch}"
             raise UserError(f"{problem}; {self._other_batch(space)}")
 

@@ -19,7 +19,7 @@ CLOSE = 0.01  # predicted times with smaller differences are ties
 EQUAL = 0.001  # of the time: smaller differences count as equal
 LEAST_SHARE = 0.002  # of the step: smaller differences are not listed as reasons
 MAX_LEFT_OUT = 3
-COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
+COMPUTE, IDLE, BUBBLE, ON_HOST = "compute", "idle", "bubble", "on_host"
 CommunicationPath = tuple[str, str, str]
 
 
@@ -28,7 +28,8 @@ class Prediction:
     """Prediction of a candidate's step.
 
     Args:
-        parts_s: seconds of `compute`, `idle` (the host has not launched a kernel) and, for a pipeline, `bubble`.
+        parts_s: seconds of `compute`, `idle` (the host has not launched a kernel) and, for a pipeline, `bubble`; with
+            operators on the host `on_host`.
         exposed_s: exposed communication by (mesh dim, collective, owner).
         implicit_s: exposed communication of implicit redistributions, by (owner, redistribution).
         reserved_bytes: reserved memory of the allocator at its peak.

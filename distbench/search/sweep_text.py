@@ -11,6 +11,7 @@ from distbench.search.sweep_result import (
     COMPUTE,
     IDLE,
     LEAST_SHARE,
+    ON_HOST,
     Change,
     RankedPlan,
     SweepResult,
@@ -123,6 +124,7 @@ def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
         COMPUTE: "compute",
         IDLE: "idle time (host-bound)",
         BUBBLE: "bubble (waits for another stage)",
+        ON_HOST: "operators on the host",
     }
     changes = [(theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called) for name, called in parts.items()]
     for key in {*ours.exposed_s, *theirs.exposed_s}:

@@ -1,1 +1,1 @@
-"""How anything is shown: blocks to text, Markdown and HTML; units; plot style; what CI systems read."""
+"""Presentation: blocks as text, Markdown and HTML; units, plot style, and formats for CI systems."""

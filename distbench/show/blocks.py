@@ -1,4 +1,4 @@
-"""Tables and headings as data, and as GitHub Markdown; `terminal.py` writes them as text."""
+"""Tables and headings as data and as GitHub Markdown. `terminal.py` formats blocks as text."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -12,7 +12,7 @@ from distbench.spec.printable_text import clean, cut
 
 @dataclass(frozen=True)
 class Heading:
-    """The title of a part of a report; level 1 is the report's own."""
+    """A heading of a report. Level 1 is the title of the report."""
 
     text: str
     level: int = 2
@@ -26,11 +26,12 @@ class Lines:
 
 
 class Notes(Lines):
-    """Caveats and how a result was obtained: text shows their number only, unless --verbose is given."""
+    """Warnings and notes on a result. Without --verbose, text shows only their number."""
 
 
 class Rows(Sequence[tuple[str, ...]]):
-    """Rows, one per record, whose cells are written when they are read: of a long table a cap leaves few."""
+    """Rows, one per record, whose cells are formatted at the first access, because caps drop most rows of long
+    tables."""
 
     def __init__(self, records: Sequence[Any], cells: Callable[[Any], tuple[str, ...]]) -> None:
         self._records, self._cells = records, cells
@@ -39,7 +40,7 @@ class Rows(Sequence[tuple[str, ...]]):
         return len(self._records)
 
     def __getitem__(self, key: Any) -> Any:
-        """One row's cells, or the rows of a slice, still not written."""
+        """Return one row's cells, or the rows of a slice without formatting."""
         if isinstance(key, slice):
             return Rows(self._records[key], self._cells)
         return self._cells(self._records[key])
@@ -49,24 +50,24 @@ class Rows(Sequence[tuple[str, ...]]):
 class Table:
     """Rows under column headings, with notes below.
 
-    Where not all columns fit a screen, those that `optional` names are left out, the least important first, and the
-    text of the column `prose` goes below each row. Both name headings without "<", on one line.
+    On a narrow screen, columns of `optional` are left out, least important first, and the text of the column `prose` is
+    below each row. Both use headings without "<", on one line.
     """
 
     title: str
-    columns: tuple[str, ...]  # one that starts with "<" is left-aligned, all others right-aligned
+    columns: tuple[str, ...]  # headings that start with "<" are left-aligned, others right-aligned
     rows: Sequence[tuple[str, ...]]
     notes: list[str] = field(default_factory=list)
-    breaks: frozenset[int] = frozenset()  # indexes of the rows that a blank line goes before
+    breaks: frozenset[int] = frozenset()  # indexes of the rows below a blank line
     optional: tuple[str, ...] = ()
     prose: str = ""
-    together: bool = False  # rows up to a break are one thing, led by its first row: sorting moves it whole
-    beyond: Sequence[tuple[str, ...]] = ()  # rows that a cap took away, as the first note says; a page has them
+    together: bool = False  # rows up to a break are one group, which sorting by the first row moves
+    beyond: Sequence[tuple[str, ...]] = ()  # rows beyond a cap, which a page shows
 
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to paste, kept as they are."""
+    """Lines to paste, which are shown unchanged."""
 
     lines: tuple[str, ...]
 
@@ -74,7 +75,7 @@ class Code:
 Block = Heading | Lines | Table | Code
 
 
-# A heading as in `Table.columns`, and the text of a row's record in it.
+# A heading as in `Table.columns`, and a function from a record to the text of a cell.
 TableColumn = tuple[str, Callable[[Any], str]]
 TableColumns = Sequence[TableColumn]
 
@@ -88,7 +89,8 @@ def table_of(
     optional: tuple[str, ...] = (),
     where_known: Collection[str] = (),
 ) -> Table:
-    """One row per record, each cell by its column's function; columns of `where_known` only where a row has a value."""
+    """One row per record, with cells by the functions of columns. Columns of `where_known` without values are left
+    out."""
     listed = list(records)
     kept = [
         (heading, text)
@@ -100,17 +102,17 @@ def table_of(
 
 
 def key_columns(keys: Iterable[str]) -> TableColumns:
-    """One column per key that rows were grouped by."""
+    """One column per key of a grouping."""
     return [(f"<{key}", partial(lambda key, row: key_text(row[key]), key)) for key in keys]
 
 
 def changes_in(values: Sequence[object]) -> list[int]:
-    """Indexes of the values that differ from the one before."""
+    """Indexes of values that differ from the previous value."""
     return [index for index in range(1, len(values)) if values[index] != values[index - 1]]
 
 
 def capped(table: Table, cap: int, more: str = "more rows: --format csv") -> Table:
-    """The table's first `cap` rows, with a note on how many were left out if there were more."""
+    """The table's first `cap` rows, with a note on the number of other rows."""
     if len(table.rows) <= cap:
         return table
     notes = [f"... {len(table.rows) - cap} {more}", *table.notes]
@@ -118,7 +120,7 @@ def capped(table: Table, cap: int, more: str = "more rows: --format csv") -> Tab
 
 
 def markdown_of(blocks: Sequence[Block]) -> str:
-    """As GitHub Markdown; lines may be of any length."""
+    """Blocks as GitHub Markdown, with lines of any length."""
     return "\n\n".join(filter(None, map(_markdown_block, blocks)))
 
 
@@ -128,7 +130,7 @@ def clean_lines(cell: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """At most `width` characters, the end cut away."""
+    """The first `width` characters of a text."""
     text = clean(text)
     return text if len(text) <= width else text[: width - 4].rstrip() + " ..."
 
@@ -140,7 +142,7 @@ def _markdown_block(block: Block) -> str:
         return "\n".join(f"- {markdown_text(text)}" for text in block.texts)
     if isinstance(block, Code):
         return fenced(map(clean, block.lines), "python")
-    # A word that was cut for a narrow column is whole again.
+    # Join words that were split for a narrow column.
     headings = [markdown_text(heading.removeprefix("<").replace("-\n", "")) for heading in block.columns]
     rules = [":---" if heading.startswith("<") else "---:" for heading in block.columns]
     rows = [headings, rules, *([markdown_text(cell) for cell in row] for row in block.rows)]
@@ -150,18 +152,18 @@ def _markdown_block(block: Block) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """One line of GitHub Markdown without a table, code, element or link."""
+    """A text as one line of GitHub Markdown, without table, code, element or link."""
     text = re.sub(r"([|*`<\\])", r"\\\1", clean(text.replace("\n", " ")).strip())
     return text.replace("](", "]\\(")
 
 
 def code_span(text: str) -> str:
-    """A code span of Markdown."""
+    """A text as a code span of Markdown."""
     return "`" + clean(text.replace("\n", " ")).replace("`", "'") + "`"
 
 
 def fenced(lines: Iterable[str], language: str = "") -> str:
-    """Lines of code in Markdown, within a fence that none of them can end."""
+    """Lines as a code block of Markdown, with a longer fence than in any line."""
     all_lines = list(lines)
     longest = max((len(run) for line in all_lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(longest + 1, 3)

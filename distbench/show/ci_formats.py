@@ -1,4 +1,4 @@
-"""The two formats that CI systems read: JUnit XML, and GitHub's annotations."""
+"""Two formats for CI systems: JUnit XML, and GitHub's annotations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ class CiOutcome:
     suite: str
     name: str
     message: str
-    tag: str | None = None  # "failure", "error" or "skipped"; None where all is well
+    tag: str | None = None  # "failure", "error" or "skipped", or None for a pass
 
 
 def junit_xml(outcomes: Sequence[CiOutcome]) -> str:
-    """JUnit XML, suites in the order of their first outcome; message and body are equal: readers show one."""
+    """JUnit XML with suites in order of their first outcome. Message and body are equal, because readers show only
+    one."""
     root = ElementTree.Element("testsuites", name=TOOL, tests=str(len(outcomes)))
     for name in dict.fromkeys(outcome.suite for outcome in outcomes):
         members = [outcome for outcome in outcomes if outcome.suite == name]
@@ -41,14 +42,14 @@ def junit_xml(outcomes: Sequence[CiOutcome]) -> str:
 
 
 def _legal(text: str) -> str:
-    """Without characters that XML 1.0 forbids or a terminal obeys, and cut."""
+    """The text, shortened, without control characters and characters that XML 1.0 forbids."""
     return "\n".join(map(clean, cut(text).split("\n")))
 
 
 def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
-    """GitHub's workflow commands, of "error" or "warning" to (title, message) of each.
+    """GitHub's workflow commands for (title, message) by level, which is "error" or "warning".
 
-    The last of a level has the number left out.
+    The last command of a level has the number of other messages.
     """
     lines = []
     for level, titles_and_messages in levels.items():
@@ -56,13 +57,13 @@ def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
         most = MAX_ANNOTATIONS if len(messages) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
         lines += [annotation(level, title, message) for title, message in messages[:most]]
         if len(messages) > most:
-            lines.append(annotation(level, TOOL, f"{len(messages) - most} more; the job's summary has them all"))
+            lines.append(annotation(level, TOOL, f"{len(messages) - most} more in the job's summary"))
     return lines
 
 
 def annotation(level: str, title: str, message: str) -> str:
     """One workflow command."""
-    # A property ends at a comma or colon, a message at the line's end (GitHub's escapes of workflow commands).
+    # A property ends at a comma or colon, and a message at the line's end, so these characters are escaped.
     message, title = (
         _legal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A") for text in (message, title)
     )

@@ -1,4 +1,4 @@
-"""Colours of severities and verdicts on a terminal: `--color`, NO_COLOR and FORCE_COLOR choose."""
+"""Colours of severities and verdicts on a terminal, by `--color`, NO_COLOR and FORCE_COLOR."""
 
 import os
 import re
@@ -23,12 +23,12 @@ _chosen = ["auto"]
 
 
 def choose_color(choice: str) -> None:
-    """Take one of CHOICES from now on."""
+    """Set the colour mode to one of CHOICES."""
     _chosen[:] = [choice]
 
 
 def uses_color(stream: TextIO | None) -> bool:
-    """Whether text for this stream is coloured: of "auto", on a terminal where the environment does not object."""
+    """Whether text for this stream is coloured. With "auto", this depends on the environment and on a terminal."""
     if _chosen[0] != "auto":
         return _chosen[0] == "always"
     if os.environ.get("NO_COLOR"):
@@ -39,7 +39,7 @@ def uses_color(stream: TextIO | None) -> bool:
 
 
 def colored(text: str) -> str:
-    """Lines of text with each severity in bold and each verdict of a table in its colour."""
+    """Text with coloured severities, and coloured verdicts in tables."""
 
     def paint(match: re.Match[str]) -> str:
         before, _, word = match[0].rpartition(" ")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Colour of a plot to the page's variable, which has a dark value too; other colours stay.
+# Colour of a plot to the page's variable, which also has a dark value. Other colours are unchanged.
 VARIABLES = {
     color.lower(): f"var(--{name})"
     for color, name in {
@@ -33,13 +33,13 @@ VARIABLES = {
     }.items()
 }
 DOT_RADIUS = 6.0
-MIN_BAR = 0.1  # points; a browser does not draw a bar of no width
+MIN_BAR = 0.1  # points, because a browser does not draw a bar of width 0
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
 _PATHS = re.compile(r'\b(?:d|x|y|transform|points)="[^"]*"')
 
 
 def svg_of(figure: "Figure", prefix: str) -> str:
-    """The figure with its spots; ids begin with `prefix`, so that one page can hold several."""
+    """The figure with hover texts as SVG. Ids begin with `prefix`, so that ids of several figures on a page differ."""
     import matplotlib as mpl
 
     buffer = io.StringIO()
@@ -51,9 +51,9 @@ def svg_of(figure: "Figure", prefix: str) -> str:
         text = re.sub(unneeded, "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\1{prefix}", text)
     text = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda color: VARIABLES.get(color[0], color[0]), text)
-    # The page's own font: readers may lack matplotlib's.
+    # The page's font, because a reader may not have matplotlib's font.
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font)", text)
-    # More digits than a hundredth of a point are a third of the file.
+    # Digits beyond a hundredth of a point would be a third of the file.
     text = _PATHS.sub(lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), text)
     text = re.sub(r"\s*\n\s*", " ", text)
     width, height = figure.get_size_inches() * 72
@@ -76,57 +76,57 @@ def _spot(spot: Spot) -> str:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-# The page's two scripts, before anything is painted and after all of it, each of one or several files.
+# The page's two scripts, before the first and after the last element, each from one or several files.
 SCRIPTS = (("early",), ("common", "tables", "picker", "plots", "page"))
-# The looks of words in tables.
+# CSS classes of words in tables.
 GOOD, BAD, FAINT = "good", "bad", "faint"
 LOOKS = {
     **dict.fromkeys(("ok", "faster", "complete"), GOOD),
     **dict.fromkeys(("slower", "wrong", "raised", "aborted", "timeout", "interrupted", "failed"), BAD),
     **dict.fromkeys(("-", "within noise", "same path", "too few passes", "skipped", "unsupported", "baseline"), FAINT),
 }
-# Where a text too long for its column may go on in the next line.
+# Separators at which a text that is too long for a column may be broken.
 _BREAK_AFTER = re.compile(r"(->|[,/=])(?=[^\s])")
 LONG_LINE = 28
 MAX_ID = 80
-OWN_IDS = ("entries", "contents", "fold", "theme", "tip")  # of the page's own controls
+OWN_IDS = ("entries", "contents", "fold", "theme", "tip")  # of the page's controls
 
 
 class Verdict(Lines):
-    """Prominent lines: the page's result."""
+    """Prominent lines with the page's result."""
 
 
 @dataclass(frozen=True)
 class SectionHeading(Heading):
-    """A heading with the failures below it in a word or two, which the contents show too."""
+    """A heading with a short text on failures in the section, which the table of contents also shows."""
 
     mark: str = ""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on a page, drawn when the page is written."""
+    """A figure on a page, which is drawn with the page."""
 
     figure: "Figure"
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Numbers at the top of a page, each with a word below it and a look: GOOD, BAD, FAINT or none."""
+    """Numbers at the top of a page, each with a word and a style: GOOD, BAD, FAINT or ""."""
 
-    tiles: tuple[tuple[str, str, str], ...]  # (number, word, look)
+    tiles: tuple[tuple[str, str, str], ...]  # (number, word, style)
 
 
 @dataclass(frozen=True)
 class Picker:
-    """Two of several items, chosen by the reader, side by side.
+    """A comparison of two items, which the reader selects.
 
     Args:
         items: names to choose from, such as variants.
-        rows: what each item has a time of.
-        medians_s: of each item and row, None where it has none.
-        pairs: (item, item that it is compared with) to the ratio of their times, its interval and the verdict.
-        otherwise: the sentence where a pair has no comparison.
+        rows: names of the times of each item.
+        medians_s: median per item and row in seconds, None if missing.
+        pairs: (item, reference item) to ratio of times, interval and verdict.
+        otherwise: the sentence for a pair without a comparison.
     """
 
     title: str
@@ -138,7 +138,7 @@ class Picker:
 
     @property
     def data(self) -> str:
-        """The input of the page's script as JSON, numbers of four digits."""
+        """The input of the page's script as JSON, with four significant digits."""
 
         def brief(number: float | None) -> float | None:
             return float(f"{number:.4g}") if number is not None and math.isfinite(number) else None
@@ -154,7 +154,7 @@ class Picker:
 
 @dataclass(frozen=True)
 class Download:
-    """A file within the page, with a sentence on its use."""
+    """A file in the page, with a sentence on its use."""
 
     name: str
     content: bytes
@@ -163,7 +163,7 @@ class Download:
 
     @property
     def address(self) -> str:
-        """The file as a data: address, so that saving it needs no network and no script."""
+        """The file as a `data:` URL, which can be saved without network or script."""
         return f"data:{self.media_type};base64,{base64.b64encode(self.content).decode()}"
 
 
@@ -172,7 +172,7 @@ PageBlock = Block | Picture | Tiles | Picker | Download
 
 @dataclass
 class PageSection:
-    """One entry of the contents: blocks with the number of each on the page."""
+    """One section of the page, with (number, block) for each block."""
 
     title: str
     mark: str = ""
@@ -181,10 +181,9 @@ class PageSection:
 
 
 def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
-    """The whole page; `title` is for the browser's tab.
+    """The whole page as HTML. `title` is the title of the browser's tab.
 
-    The first heading of level 1 is the page's own, every further one of level 1 or 2 begins a section, all others
-    are within it.
+    The first heading of level 1 is the page's heading. Every other heading of level 1 or 2 begins a section.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -199,13 +198,13 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
     environment.filters |= {"column_name": _column_name, "breakable": _breakable}
     environment.globals |= {"cell_look": _cell_look, "line_look": _line_look, "severity": _severity}
     environment.globals["picture"] = lambda block, number: Markup(svg_of(block.figure, f"f{number}-"))
-    # The page's security policy lets no other script run.
+    # The page's security policy allows only these scripts.
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     return environment.get_template("page.html").render(
         title=title,
         heading=heading,
         sections=sections,
-        # In the first and in the last section a section's title leads there.
+        # Titles of sections in the first and last section are links.
         links={section.title: section.id for section in sections[1:]},
         style=Markup(environment.get_template("page.css").render()),
         scripts=[*map(Markup, scripts)],
@@ -227,7 +226,7 @@ def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection
     sections = sections if sections[0].blocks else sections[1:]
     taken = {*OWN_IDS}
     for section in sections:
-        # The same on every page with this section, so that links to it last.
+        # The id is the same on every page with this section, so that links remain valid.
         section.id = name = re.sub(r"\W+", "-", section.title.lower()).strip("-")[:MAX_ID] or "section"
         for number in itertools.count(2):
             if section.id not in taken:
@@ -238,18 +237,18 @@ def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection
 
 
 def _column_name(heading: str) -> str:
-    # A word that was cut for a narrow column is whole again.
+    # Join words that were split for a narrow column.
     return clean_lines(heading.removeprefix("<").replace("-\n", "")).replace("\n", " ")
 
 
 def _severity(texts: Sequence[str]) -> str:
-    """`pass`, `fail`, ...: the word before the first colon, in lower case, if it is a severity."""
+    """The severity before the first colon in lower case, such as `pass`, or "" without a severity."""
     word = texts[0].partition(":")[0] if texts else ""
     return word.lower() if word in ("PASS", "FAIL", "INCONCLUSIVE", "UNKNOWN") else ""
 
 
 def _line_look(text: str) -> str:
-    """A sentence's classes; one that begins with a space continues the one before it."""
+    """CSS classes of a sentence. A sentence that begins with a space continues the previous sentence."""
     look = BAD if text.strip().startswith("NOT ") else FAINT if text.strip().startswith(("caution", "warning")) else ""
     return f"{'more' * text.startswith(' ')} {look}".strip()
 
@@ -264,12 +263,12 @@ def _cell_look(cell: str, is_left: bool) -> str:
 
 
 def _breakable(cell: str, is_left: bool) -> "Markup | str":
-    """A cell's text, which may be broken after separators where it is long."""
+    """A cell's text, with possible line breaks after separators if the text is long."""
     from markupsafe import Markup, escape
 
     if not _is_long(cell, is_left):
         return cell
-    # An arrow would be broken after its dash.
+    # Spans prevent a break in an arrow after the dash.
     span = Markup("<span>{}</span><wbr>")
     parts = enumerate(_BREAK_AFTER.split(cell))
     return Markup("").join(span.format(part) if at % 2 else escape(part) for at, part in parts)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Okabe and Ito's palette: told apart with any of the common colour deficiencies.
+# Okabe and Ito's palette, which is distinguishable with all common colour deficiencies.
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 RED, PURPLE, BLACK = "#D55E00", "#CC79A7", "#000000"
 GREY, LIGHT = "#8C8C8C", "#D0D0D0"
@@ -42,7 +42,7 @@ SETTINGS: Any = {
     "grid.color": GRID,
     "grid.linewidth": 0.8,
     "legend.frameon": False,
-    # Text stays text, a $ in a name too, and the same data gives the same file.
+    # Text is stored as text, including $ in names, and the same data has the same file.
     "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "distbench",
@@ -54,7 +54,7 @@ LABEL_GAP, LABEL_WIDTH = 0.085, 34  # share of the axes' height for two lines; c
 def new_figure(
     num_panels: int, width: float, height: float, share: bool = True, num_rows: int = 1
 ) -> "tuple[Figure, list[Axes]]":
-    """A figure with rows of panels that share their y axis, on the file-only Agg canvas (inches)."""
+    """A figure with rows of panels with a common y axis, on the file-only Agg canvas, with sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -67,7 +67,7 @@ def new_figure(
 def panels(
     number: int, per_row: int, panel: tuple[float, float], more: tuple[float, float], share: bool = True
 ) -> "tuple[Figure, list[Axes]]":
-    """A figure with that many panels, `per_row` side by side; (width, height) of a panel and the margin in inches."""
+    """A figure with `per_row` panels side by side, with (width, height) of a panel and of the margin in inches."""
     num_columns, num_rows = min(number, per_row), -(-number // per_row)
     width, height = more[0] + panel[0] * num_columns, more[1] + panel[1] * num_rows
     figure, axes = new_figure(num_columns, width, height, share, num_rows)
@@ -78,19 +78,19 @@ def panels(
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Figures made and saved inside look like all of ours."""
-    # Only files are drawn; importing matplotlib fails where this names what it does not know.
+    """Apply distbench's style to figures that are created and saved inside."""
+    # Only files are drawn. The import of matplotlib would fail for an unknown value of this variable.
     os.environ["MPLBACKEND"] = "agg"
     import matplotlib as mpl
 
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
-        # A name may hold any character: one that a font lacks is a box, and no reason to warn.
+        # A name may have any character. A character that is missing in the font is a box, without a warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    """Write name.png and name.svg; the paths."""
+    """Write name.png and name.svg, and return the paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         save_figure(figure, path)
@@ -98,7 +98,8 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write it whole, as .png or .svg; the same figure gives the same file. Raises OSError."""
+    """Write a figure atomically as .png or .svg. The same figure has the same file. Raise OSError if the file cannot be
+    written."""
     buffer, form = io.BytesIO(), path.suffix[1:]
     metadata: dict[str, Any] = {"Software": None} if form == "png" else {"Date": None}
     figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
@@ -106,7 +107,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
-    """Save every figure under its name, made within our style; the files."""
+    """Save every figure under its name in distbench's style, and return the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with styled():
@@ -117,17 +118,17 @@ def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
 
 
 def title(figure: "Figure", text: str) -> None:
-    """A figure's own title, over all of its panels."""
+    """Set a figure's title, above all panels."""
     figure.suptitle(text, x=0.01, ha="left", fontweight="bold")
 
 
 def caption(figure: "Figure", text: str) -> None:
-    """One small line below a figure."""
+    """Add a small line below a figure."""
     figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color=NOTE)
 
 
 def label_axis(axis: Any, text: Callable[[float], str]) -> None:
-    """Tick labels by a function of the tick's value; nothing at minor ticks."""
+    """Set labels of major ticks by a function of the tick's value, and no labels of minor ticks."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
@@ -135,7 +136,7 @@ def label_axis(axis: Any, text: Callable[[float], str]) -> None:
 
 
 def size_ticks(axes: "Axes", sizes: Sequence[float]) -> None:
-    """A log-2 x axis of bytes, with ticks at 1 KiB, 16 KiB, 256 KiB and so on, at most seven of them."""
+    """Set a log-2 x axis of bytes, with at most seven ticks, such as 1 KiB, 16 KiB, 256 KiB."""
     low, high = math.log2(min(sizes)), math.log2(max(sizes))
     step = max(2 * math.ceil((high - low) / 12), 2)
     first = math.ceil(low / 2) * 2
@@ -146,7 +147,7 @@ def size_ticks(axes: "Axes", sizes: Sequence[float]) -> None:
 
 
 def _time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
-    """A log axis of seconds with ticks at 1, 2 and 5, or at fewer where those would be more than `max_ticks`."""
+    """Set a log axis of seconds with ticks at 1, 2 and 5, or with fewer ticks to keep at most `max_ticks`."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
@@ -161,7 +162,7 @@ def _time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
 
 
 def square_time_axes(axes: "Axes", low: float, high: float, max_ticks: int = 8) -> None:
-    """Both axes logarithmic from `low` to `high` seconds, with the same ticks."""
+    """Make both axes logarithmic from `low` to `high` seconds, with the same ticks."""
     for axis in (axes.xaxis, axes.yaxis):
         _time_axis(axis, low, high, max_ticks)
     axes.set_xlim(low, high)
@@ -169,16 +170,16 @@ def square_time_axes(axes: "Axes", low: float, high: float, max_ticks: int = 8) 
 
 
 def time_tick(seconds: float) -> str:
-    """`100 us`, `5 ms`, `0.5 s`: as short as a tick can be."""
+    """A short text for a tick, such as `100 us`, `5 ms` or `0.5 s`."""
     text = brief_time_text(seconds)
     number, _, unit = text.partition(" ")
     return f"{float(number):g} {unit}" if unit else text
 
 
 def label_ends(axes: "Axes", ends: Mapping[str, float], colors: Mapping[str, str]) -> None:
-    """Each line's name at the right edge, at the height where it ends, moved apart where lines end close together.
+    """Add each line's name at the right edge, near the line's end, without overlaps.
 
-    The y axis is logarithmic, its limits set; `ends` are the y of each line's last point.
+    The y axis must be logarithmic, with limits. `ends` are the y of each line's last point.
     """
     low, high = axes.get_ylim()
     places = spread([math.log10(value) for value in ends.values()], math.log10(high / low) * 0.055)
@@ -193,20 +194,21 @@ FAR = 2.0
 
 
 def reach(values: "Sequence[float] | NDArray[np.float64]") -> float:
-    """Where an axis from 0 ends: at the largest value, or at FAR times the upper quartile where that is less. A plot
-    marks a value beyond it at the edge, so that it does not squeeze the others."""
+    """Return the end of an axis from 0, which is the largest value, or FAR times the upper quartile if that is less. A
+    plot marks larger values at the edge, so that other values remain readable."""
     return min(float(np.max(values)), FAR * float(np.quantile(values, 0.75)))
 
 
 def name_end(axes: "Axes", end: tuple[float, float], text: str, is_beyond: bool = False) -> None:
-    """A text right of a bar's or interval's end, with an arrow where its value is beyond the axis."""
+    """Add a text right of the end of a bar or interval, with an arrow if the value is beyond the axis."""
     if is_beyond:
         axes.scatter(*end, marker=">", s=60, color=BLACK, zorder=3, clip_on=False)
     axes.annotate(text, end, xytext=(9 if is_beyond else 6, 0), textcoords="offset points", va="center")
 
 
 def label_points(axes: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """Name points in a column right of the axes, with a thin line from each point to its name; limits are set."""
+    """Add names of points in a column right of the axes, with a line from each point to its name. Limits must be
+    set."""
     to_fraction = axes.transData + axes.transAxes.inverted()
     heights = [float(to_fraction.transform(point)[1]) for point in points.values()]
     for (text, point), height in zip(points.items(), spread(heights, LABEL_GAP), strict=True):
@@ -218,7 +220,7 @@ def label_points(axes: "Axes", points: Mapping[str, tuple[float, float]]) -> Non
 
 
 def name_bars(axes: "Axes", names: Sequence[str]) -> None:
-    """Horizontal bars named on the left, the first one on top, with a grid behind them."""
+    """Add names of horizontal bars on the left, first bar on top, and a grid."""
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.spines["left"].set_visible(False)
@@ -227,7 +229,7 @@ def name_bars(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:
-    """The values moved apart, least from where they are, until neighbours are at least `gap` apart; order is kept."""
+    """Return values in the same order, moved as little as possible so that neighbours are at least `gap` apart."""
     from scipy.optimize import isotonic_regression
 
     order = np.argsort(values, kind="stable")
@@ -237,22 +239,22 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     return placed.tolist()
 
 
-# PNG and SVG files have no use for hover texts, and matplotlib's artists no place.
+# Hover texts of figures, which are only for pages.
 _SPOTS: "WeakKeyDictionary[Axes, list[Spot]]" = WeakKeyDictionary()
 
 
 class Spot(NamedTuple):
-    """A point, or a bar from its lower left corner: places and sizes are the axes' own data."""
+    """A point, or a bar from its lower left corner, with places and sizes in data coordinates of the axes."""
 
     x: float
     y: float
-    text: str  # may hold several lines
+    text: str  # may have several lines
     width: float = 0.0
     height: float = 0.0
 
 
 def hover(axes: "Axes", spots: Iterable[Spot]) -> None:
-    """Show these texts where a reader points at the axes' data."""
+    """Add hover texts to the axes."""
     _SPOTS.setdefault(axes, []).extend(spots)
 
 
@@ -260,12 +262,12 @@ _ZOOMED: "WeakKeyDictionary[Figure, Axes]" = WeakKeyDictionary()
 
 
 def zoomable(figure: "Figure", axes: "Axes") -> None:
-    """Let a page zoom into the x axis of a figure whose panels all have the limits of `axes`."""
+    """Make the x axis of a figure zoomable on a page. All panels have the limits of `axes`."""
     _ZOOMED[figure] = axes
 
 
 def zoom_range(figure: "Figure") -> tuple[float, float, float, float] | None:
-    """Points from the figure's left edge where the zoomable axis begins and ends, and its values there."""
+    """Begin and end of the zoomable axis, in points from the figure's left edge, and the values at both ends."""
     axes = _ZOOMED.get(figure)
     if axes is None:
         return None
@@ -275,8 +277,8 @@ def zoom_range(figure: "Figure") -> tuple[float, float, float, float] | None:
 
 
 def placed_spots(figure: "Figure") -> Iterator[Spot]:
-    """Every spot of a drawn figure, in points (1/72 inch) from its upper left corner, in the order of its axes, without
-    those at no finite place."""
+    """Yield every spot of a drawn figure with a finite place, in points (1/72 inch) from the upper left corner, in the
+    order of axes."""
     to_figure, (width, height) = figure.transFigure.inverted(), figure.get_size_inches() * 72
     for axes in figure.axes:
         to_points = axes.transData + to_figure

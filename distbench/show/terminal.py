@@ -1,4 +1,4 @@
-"""Blocks as text for a terminal or a file: which columns fit the width, no line longer, no word broken."""
+"""Blocks as text for a terminal or a file, with columns and lines that fit the width."""
 
 import contextlib
 import os
@@ -13,13 +13,13 @@ from distbench.show.blocks import Block, Code, Heading, Lines, Notes, Table, cle
 from distbench.spec.printable_text import clean, count_text, cut
 
 MIN_WIDTH, MAX_WIDTH = 60, 200
-PIPED_WIDTH = 120  # a file looks the same wherever it was written
+PIPED_WIDTH = 120  # a file is independent of the terminal
 _asked: list[int] = []  # `--width`
 _shows_notes = [False]  # `--verbose`
 
 
 def cells(text: str) -> int:
-    """Its places on a terminal: Chinese characters and emoji take two."""
+    """The number of terminal columns of a text. Chinese characters and emoji count twice."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -28,7 +28,7 @@ def cells(text: str) -> int:
 
 
 def first_cells(text: str, width: int) -> str:
-    """Return the beginning of the text that takes at most `width` columns of a terminal."""
+    """Return the longest beginning of the text with at most `width` columns of a terminal."""
     end = min(len(text), max(width, 0))
     while cells(text[:end]) > width:
         end -= 1
@@ -36,12 +36,12 @@ def first_cells(text: str, width: int) -> str:
 
 
 def ask_width(width: int | None) -> None:
-    """Take this width from now on; None for the screen's own."""
+    """Set the width, or None for the screen's width."""
     _asked[:] = [] if width is None else [width]
 
 
 def show_notes(all_notes: bool) -> None:
-    """Show all notes in text from now on (--verbose), or their number."""
+    """Set whether text shows all notes (--verbose) or only their number."""
     _shows_notes[:] = [all_notes]
 
 
@@ -51,12 +51,12 @@ def shows_notes() -> bool:
 
 
 def width_here() -> int:
-    """Characters of a line: the value of `--width`, else the terminal's (60 to 200), else 120."""
+    """Characters per line: the value of `--width`, else the terminal's width (60 to 200), else 120."""
     return width_of(sys.stdout) or (_asked[0] if _asked else PIPED_WIDTH)
 
 
 def width_of(stream: TextIO | None) -> int | None:
-    """Characters of a line where the stream is a terminal, as `width_here` has them; None for any other stream."""
+    """Characters per line of a terminal as in `width_here`, or None if the stream is not a terminal."""
     if stream is None or not stream.isatty():
         return None
     if _asked:
@@ -70,39 +70,40 @@ def width_of(stream: TextIO | None) -> int | None:
     return min(max(columns or PIPED_WIDTH, MIN_WIDTH), MAX_WIDTH)
 
 
-# The columns of a table that fit a screen: shared parts of cells go above, then columns are left out as declared.
+# The columns of a table that fit a screen. First, common parts of cells move above the table, then optional columns are
+# left out.
 
 GAP = 2
-LEAST_TEXT = 10  # characters that a column of texts is narrowed to at most
-# Parts of a variant or of a case's id, but not of a shape: `f32[8,8]` is one.
+LEAST_TEXT = 10  # minimum characters of a narrowed column of texts
+# Separators of a variant or of a case's id, except in a shape such as `f32[8,8]`.
 _SEPARATOR = re.compile(r"([/,])(?![^\[(]*[\])])")
 _REMARK = re.compile(r"(.*?)( \([^()]*\))?", re.DOTALL)
-# "95 %" is one.
+# "95 %" is one word.
 _HEADING_WORD = re.compile(r"\d+ %|\S+")
 
 
 @dataclass(frozen=True)
 class ScreenColumn:
-    """One column; heading and cells may have several lines."""
+    """One column. Heading and cells may have several lines."""
 
     heading: str
     cells: tuple[str, ...]
-    is_text: bool  # left-aligned, and over several lines where it is too wide
+    is_text: bool  # left-aligned, and wrapped if too wide
 
     @property
     def name(self) -> str:
-        """Its heading on one line."""
+        """The heading on one line."""
         return self.heading.replace("\n", " ")
 
     @cached_property
     def width(self) -> int:
-        """Characters of its widest line."""
+        """Characters of the widest line."""
         return max((cells(line) for text in (self.heading, *self.cells) for line in text.split("\n")), default=0)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A table's columns as they fit, sentences for above and below it, and prose for below each row, if any."""
+    """A table's fitted columns, sentences above and below the table, and prose below each row, if any."""
 
     columns: list[ScreenColumn]
     above: list[str]
@@ -111,7 +112,7 @@ class Fitted:
 
 
 def fitted(table: Table, width: int) -> Fitted:
-    """Fit the table's columns into `width` characters. No text is cut, and no number is broken over lines."""
+    """Fit the table's columns into `width` characters. Texts are not cut, and numbers are not broken over lines."""
     rows = [[clean(cut(text).replace("\n", " ")) for text in row] for row in table.rows]
     columns = [
         ScreenColumn(clean_lines(heading.removeprefix("<")), tuple(row[at] for row in rows), heading.startswith("<"))
@@ -136,7 +137,7 @@ def fitted(table: Table, width: int) -> Fitted:
     columns = _narrowed(columns, width)
     while _total(columns) > width and len(columns) > 1:
         left_out.append(columns.pop().name)
-    how = f"they take {full_width} characters"
+    how = f"they need {full_width} characters"
     if full_width <= MAX_WIDTH:
         how = f"--width {-(-full_width // 10) * 10} shows them"
     below = [f"columns left out: {', '.join(left_out)}; {how}"] if left_out else []
@@ -148,7 +149,8 @@ def _total(columns: Sequence[ScreenColumn]) -> int:
 
 
 def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
-    """The heading over several lines, broken at spaces where its cells are narrower; the last line is the fullest."""
+    """The column with the heading broken at spaces if the cells are narrower. The last line of the heading is filled
+    first."""
     words = _HEADING_WORD.findall(column.name)
     width = max(len(line) for text in (*column.cells, *words, "") for line in text.split("\n"))
     lines = [""]
@@ -163,7 +165,7 @@ def _fold_shared_cells(
     shorten: Callable[[Sequence[str]], tuple[Sequence[str], list[str]]],
     sentence: str,
 ) -> tuple[list[ScreenColumn], list[str]]:
-    """Columns of texts without the parts that `shorten` removes, and a sentence on those for each column."""
+    """Columns without the parts of texts that `shorten` removes, and a sentence per column on the removed parts."""
     shorter, above = [], []
     for column in columns:
         cells, removed = shorten(column.cells) if column.is_text else (column.cells, [])
@@ -174,7 +176,7 @@ def _fold_shared_cells(
 
 
 def without_names(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """Texts `a=1,b=2` as `1,2`, and the names `a`, `b`, where all have the same ones."""
+    """Texts such as `a=1,b=2` as `1,2`, and the names `a`, `b`, if all texts have the same names."""
     split = [
         ([part.partition("=") for part in _SEPARATOR.split(body)[::2]], remark)
         for body, remark in map(_without_remark, texts)
@@ -187,9 +189,9 @@ def without_names(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
 
 
 def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """Texts such as `a=1,b=2` or `step/f32[8]/x` without the parts that all have, and these parts.
+    """Texts such as `a=1,b=2` or `step/f32[8]/x` without the parts that all texts have, and these parts.
 
-    Each text keeps one part at least; a remark in brackets at its end does not count.
+    Each text retains at least one part, in addition to a remark in brackets at the end.
     """
     if len(set(texts)) < 2:
         return texts, []
@@ -202,7 +204,7 @@ def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
         return texts, []
     shorter = []
     for pieces, remark in split:
-        # Parts are at even places, the separators before them at odd ones.
+        # Parts are at even places, and separators before parts at odd places.
         kept = [(mark, part) for mark, part in zip(["", *pieces[1::2]], pieces[::2], strict=True) if part not in shared]
         shorter.append("".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept)) + remark)
     return shorter, shared
@@ -214,7 +216,7 @@ def _without_remark(text: str) -> tuple[str, str]:
 
 
 def _narrowed(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
-    """The widest texts over several lines, as far as that is needed."""
+    """Columns with the widest texts wrapped, as far as needed for `width`."""
     widths = {index: column.width for index, column in enumerate(columns) if column.is_text}
     for _ in range(_total(columns) - width):
         widest = max(widths, key=lambda index: widths[index], default=None)
@@ -230,14 +232,14 @@ def _narrowed(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]
 
 
 INDENT, PROSE_INDENT = "  ", "    "
-# What stays on one line: a word with the % or unit of measurement after it, and an interval.
+# Text that is not broken: a word, a number with its % or unit, and an interval.
 _WORD = re.compile(r"(?:\[[-+.\d]+, [-+.\d]+\]|[^ ]|(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B(?:/s)?)(?!\w)))+ *| +")
-# Where a word longer than a line is broken: after a separator, but not inside an arrow or a number.
+# Pieces of a word that is longer than a line, broken after separators, except in arrows and numbers.
 _PIECE = re.compile(r"(?:[^ ,/>=_.-]|-(?=>)|\.(?=\d))*(?:[ ,/>=_]|-(?!>)|\.(?!\d))?")
 
 
 def text_of(blocks: Sequence[Block], width: int | None = None) -> str:
-    """As plain text, no line longer than `width` characters; None for what the screen has."""
+    """Blocks as plain text, with at most `width` characters per line. The default is the screen's width."""
     width = width or width_here()
     lines = "\n\n".join(filter(None, (_text_block(block, width) for block in blocks))).split("\n")
     return "\n".join(line.rstrip() for line in lines)
@@ -257,7 +259,7 @@ def _text_block(block: Block, width: int) -> str:
     if isinstance(block, Lines):
         return "\n".join(_paragraph(text, width) for text in block.texts)
     if isinstance(block, Code):
-        # A line to paste is never cut; all are indented or none, as their own indents have a meaning.
+        # Lines to paste are never cut. All lines or no line is indented, because indents have a meaning in code.
         lines = [clean(line) for line in block.lines]
         indent = PROSE_INDENT * (max(map(cells, lines), default=0) <= width - len(PROSE_INDENT))
         return "\n".join(indent + line for line in lines)
@@ -265,7 +267,7 @@ def _text_block(block: Block, width: int) -> str:
 
 
 def _count_of(notes: Sequence[str]) -> str:
-    """`2 warnings, 1 note: -v shows them`."""
+    """A text such as `2 warnings, 1 note: -v shows them`."""
     num_warnings = sum(note.startswith("warning: ") for note in notes)
     counts = ((num_warnings, "warning"), (len(notes) - num_warnings, "note"))
     texts = [count_text(count, word) for count, word in counts if count]
@@ -273,13 +275,13 @@ def _count_of(notes: Sequence[str]) -> str:
 
 
 def _paragraph(text: str, width: int) -> str:
-    """One paragraph; all its lines have the indent of the first."""
+    """One paragraph, with the indent of the first line in all lines."""
     leading = text[: len(text) - len(text.lstrip(" "))]
     return "\n".join(leading + line for line in wrap(clean(text).strip(), width - len(leading), INDENT))
 
 
 def table_lines(table: Table, width: int) -> list[str]:
-    """Title, sentences on all rows, headings, rows, notes."""
+    """The lines of a table: title, sentences on all rows, headings, rows, notes."""
     fit = fitted(table, width)
     lines = [*wrap(clean(table.title), width), *(_paragraph(text, width) for text in fit.above)]
     if table.rows:
@@ -294,7 +296,7 @@ def table_lines(table: Table, width: int) -> list[str]:
 
 
 def _row(columns: Sequence[ScreenColumn], texts: Sequence[str], at_bottom: bool = False) -> list[str]:
-    """The lines of a row; texts of fewer lines than others begin at its top."""
+    """The lines of a row. Shorter texts begin at the top, or end at the bottom with `at_bottom`."""
     parts = [text.split("\n") for text in texts]
     height = max(map(len, parts))
     parts = [[""] * (height - len(part)) + part if at_bottom else part + [""] * (height - len(part)) for part in parts]
@@ -307,7 +309,8 @@ def _aligned(text: str, column: ScreenColumn) -> str:
 
 
 def wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Lines of at most `width` characters, broken at spaces; a word that is longer than a line at a separator.
+    """Lines of at most `width` characters, broken at spaces. A word that is longer than a line is broken at a
+    separator.
 
     Lines after the first begin with `indent`.
     """

@@ -1,4 +1,4 @@
-"""Numbers as text: three significant digits and a suitable unit; "-" where there is no number."""
+"""Numbers as text with three significant digits and a suitable unit, or "-" without a number."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -11,21 +11,21 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def known(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number."""
+    """Whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def decimals_for(value: float) -> int:
-    """Decimals that give `value` three significant digits, never a negative number of them."""
+    """The number of decimals for three significant digits of `value`, at least 0."""
     if value == 0:
         return 2
-    # Rounded first, so that 9.996 counts as 10.0 and not as 10.00.
+    # Rounded first, so that 9.996 is 10.0 rather than 10.00.
     magnitude = math.floor(math.log10(float(f"{abs(value):.2e}")))
     return max(2 - magnitude, 0)
 
 
 def time_scale(seconds: float) -> tuple[float, str]:
-    """(seconds in one unit, the unit's name) for a time of about `seconds`."""
+    """(seconds per unit, name of the unit) for a time of about `seconds`."""
     for scale, name in _TIMES:
         if float(f"{abs(seconds):.2e}") >= scale:
             return scale, name
@@ -33,7 +33,7 @@ def time_scale(seconds: float) -> tuple[float, str]:
 
 
 def time_text(seconds: float) -> str:
-    """`641 us`, `1.23 ms`, `12.0  s`; names of units are two wide, so that a right-aligned column lines up."""
+    """A time such as `641 us`, `1.23 ms` or `12.0  s`. Units have two characters, so that columns are aligned."""
     if not known(seconds):
         return NOTHING
     scale, name = time_scale(seconds)
@@ -41,12 +41,12 @@ def time_text(seconds: float) -> str:
 
 
 def brief_time_text(seconds: float) -> str:
-    """`641 us`, `12.0 s`: a time for running text, with one space before the unit."""
+    """A time such as `641 us` or `12.0 s` for running text, with one space before the unit."""
     return time_text(seconds).replace("  ", " ")
 
 
 def time_ci_text(center: float, low: float, high: float) -> str:
-    """`[576, 757]` in the unit and with the decimals of its centre (seconds)."""
+    """An interval such as `[576, 757]`, in the unit and with the decimals of `center` (seconds)."""
     if not (known(center) and known(low) and known(high)):
         return NOTHING
     scale, _ = time_scale(center)
@@ -58,7 +58,7 @@ QUARTILES, CONFIDENCE = "quartiles", "95 % CI"
 
 
 def spread_of(rows: Iterable[Mapping[Any, Any]]) -> tuple[str, Callable[[Mapping[Any, Any]], str]]:
-    """The interval of medians: CONFIDENCE, from passes, where some row has enough of them, else QUARTILES."""
+    """Name and text function of intervals: CONFIDENCE if a row has enough passes, else QUARTILES."""
     if any(known(row["ci_low_s"]) for row in rows):
         return CONFIDENCE, lambda row: time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
     return QUARTILES, quartiles_text
@@ -70,30 +70,41 @@ def quartiles_text(row: Mapping[Any, Any]) -> str:
 
 
 def p95_notes(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
-    """Why some rows have no 95th percentile, where some have none."""
+    """A note on rows without a 95th percentile, if there are such rows."""
     few = any(not known(row["p95_s"]) for row in rows)
-    return ["p95: of fewer than 20 samples it would be their maximum, so there is none"] if few else []
+    return ["p95: needs 20 samples, because the p95 of fewer samples is their maximum"] if few else []
 
 
 def ratio_text(center: float, low: float, high: float) -> str:
-    """`0.81 [0.78, 0.85]`."""
+    """A text such as `0.81 [0.78, 0.85]`."""
     if not known(center):
         return NOTHING
     text = f"{center:.2f}" if center < 100 else f"{center:.0f}"
     return f"{text} [{low:.2f}, {high:.2f}]" if known(low) and known(high) else text
 
 
-def times_text(ratio: float, than: str, low: float | None = None, high: float | None = None) -> str:
-    """`1.7x slower than plain (95 % CI 1.5-1.9x)` of a ratio of times above 1, else `... faster than ...`."""
+def times_text(
+    ratio: float,
+    than: str,
+    low: float | None = None,
+    high: float | None = None,
+    words: tuple[str, str] = ("slower", "faster"),
+) -> str:
+    """`1.7x slower than plain (95 % CI 1.5-1.9x)` of a ratio of times above 1, else `... faster than ...`.
+
+    Args:
+        words: of a ratio above 1 and below 1.
+    """
     if not known(ratio) or ratio <= 0:
         return NOTHING
     is_slower = ratio >= 1
     times = _times(ratio if is_slower else 1 / ratio)
-    words = f"{times}x {'slower' if is_slower else 'faster'} than {than}" if times != "1" else f"as fast as {than}"
+    word, same = words[not is_slower], "as fast as" if words[0] == "slower" else "equal to"
+    text = f"{times}x {word} than {than}" if times != "1" else f"{same} {than}"
     if not (known(low) and known(high) and low > 0):
-        return words
+        return text
     ends = (low, high) if is_slower else (1 / high, 1 / low)
-    return f"{words} (95 % CI {_times(ends[0])}-{_times(ends[1])}x)"
+    return f"{text} (95 % CI {_times(ends[0])}-{_times(ends[1])}x)"
 
 
 def _times(ratio: float) -> str:
@@ -101,12 +112,12 @@ def _times(ratio: float) -> str:
 
 
 def decimal_text(value: float | None) -> str:
-    """`1.25`."""
+    """A number with two decimals."""
     return f"{value:.2f}" if known(value) else NOTHING
 
 
 def size_text(size_bytes: float) -> str:
-    """`512 B`, `64 KiB`, `1.5 MiB`: powers of two, whole numbers without decimals."""
+    """A size in powers of two, such as `512 B`, `64 KiB` or `1.5 MiB`."""
     if not known(size_bytes):
         return NOTHING
     value, unit = float(size_bytes), 0
@@ -117,7 +128,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def disk_text(num_bytes: float) -> str:
-    """`12.3 MB` of files, in powers of ten as rates are; memory is in powers of two (`size_text`)."""
+    """A size of files in powers of ten, such as `12.3 MB`. Memory is in powers of two (`size_text`)."""
     value, unit = float(num_bytes), 0
     while value >= 999.5 and unit < len(_DISK) - 1:
         value /= 1000
@@ -126,7 +137,7 @@ def disk_text(num_bytes: float) -> str:
 
 
 def bandwidth_text(gb_per_s: float) -> str:
-    """GB/s (1e9 bytes per second), at most four decimals; padded behind, so that a column lines up at its points."""
+    """A rate in GB/s (1e9 bytes per second) with at most four decimals, padded so that decimal points are aligned."""
     if not known(gb_per_s):
         return NOTHING
     decimals = min(decimals_for(gb_per_s), 4)
@@ -134,7 +145,7 @@ def bandwidth_text(gb_per_s: float) -> str:
 
 
 def count_text(value: float) -> str:
-    """`812`, `5.21 k`, `1.30 M`."""
+    """A count such as `812`, `5.21 k` or `1.30 M`."""
     if not known(value):
         return NOTHING
     for scale, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -144,14 +155,14 @@ def count_text(value: float) -> str:
 
 
 def rate_text(value: float | None) -> str:
-    """Of tokens or samples per second: `5,762`, and where that would be few digits `0.431`."""
+    """A rate such as `5,762`, or `0.431` below 100."""
     if not known(value):
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 100 else _plain(value)
 
 
 def error_text(relative: float) -> str:
-    """A relative error: `4.4e-07`, `0`."""
+    """A relative error such as `4.4e-07` or `0`."""
     if isinstance(relative, float) and math.isinf(relative):
         return "inf"
     if not known(relative):
@@ -160,32 +171,32 @@ def error_text(relative: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share of one as `12 %`."""
+    """A share between 0 and 1 as a text such as `12 %`."""
     return f"{100 * share:.0f} %"
 
 
 def whole_text(value: float) -> str:
-    """A count that is always whole: `12`."""
+    """A whole number, such as `12`."""
     return str(int(value)) if known(value) else NOTHING
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """`3 ok, 1 wrong`."""
+    """A text such as `3 ok, 1 wrong`."""
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 def source_text(source: str) -> str:
-    """The origin of a collective: parallelisms as `FSDP`, others (`redistribute`, `model`) as they are."""
+    """The source of a collective, with parallelisms in capitals such as `FSDP`."""
     return source.upper() if source in ("fsdp", "ddp", "tp", "cp", "ep", "pp") else source
 
 
 def word_text(value: object) -> str:
-    """A text as it is; NOTHING for any other value."""
+    """A text, or NOTHING for any other value."""
     return value if isinstance(value, str) else NOTHING
 
 
 def key_text(value: object) -> str:
-    """What rows were grouped by: a text, a truth value or a number."""
+    """The text of a key of a grouping, which is a text, a truth value or a number."""
     return f"{value:g}" if known(value) else str(value) if isinstance(value, str | bool) else NOTHING
 
 

@@ -1,5 +1,5 @@
-"""Start and duration of each operator, collective and message of a recorded step: one host, streams, events, and one
-queue per communicator.
+"""Start and duration of each operator, collective and message of a recorded step: one host, streams, events, one queue
+per communicator, and one per direction of copies between host and device.
 
 The host issues work in order, and waits at synchronizations. Work on a stream starts when the host has issued it, when
 the stream's earlier work has ended, and when the events that the stream waits for have happened; NCCL runs the
@@ -19,6 +19,8 @@ from distbench.simulate.compile_float8 import fused_bytes
 from distbench.simulate.hardware_file import Hardware, HostFigures
 from distbench.simulate.operator_costs import collective_s, message_s, on_host, operator_s
 from distbench.simulate.recording import (
+    COPIES,
+    ON_HOST,
     Collective,
     Event,
     EventRecorded,
@@ -85,8 +87,11 @@ class TimedStep:
     awaited: Sequence[tuple[float, float]] = ()
 
 
+HOST_LINK = "host"  # of copies between host and device, in place of a mesh dim
+
+
 class Exposed(NamedTuple):
-    """Origin of exposed communication, during which no operator runs."""
+    """Origin of exposed communication, or of exposed copies from or to the host, during which no operator runs."""
 
     mesh_dim: str
     kind: str
@@ -99,12 +104,13 @@ class Parts:
     """Parts of a step's time, which add up to the step.
 
     Args:
-        compute_s: at least one operator runs.
-        exposed_s: communication runs without an operator, by origin.
+        compute_s: at least one operator runs on the device.
+        exposed_s: communication, or a copy from or to the host, runs without an operator, by origin.
         idle_s: neither runs, because the host has not issued work yet.
         bubble_s: neither runs, because another rank of the pipeline is not ready.
+        on_host_s: neither runs, because the host runs operators itself, as the optimizer of offloaded parameters.
         by_kind_s: compute seconds per kind of operator, summed over streams.
-        communication_s: durations of collectives by mesh dim, summed.
+        communication_s: durations of collectives by mesh dim, and of copies from and to the host, summed.
     """
 
     compute_s: float
@@ -113,6 +119,7 @@ class Parts:
     by_kind_s: Mapping[str, float]
     communication_s: Mapping[str, float]
     bubble_s: float = 0.0
+    on_host_s: float = 0.0
 
 
 def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list[TimedStep]:
@@ -126,6 +133,11 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
             raise UserError(
                 f"hardware file {hardware.name} describes a CPU and has no measured messages between stages; use "
                 "--hardware with an accelerator"
+            )
+        if any(of_rank.offloads for of_rank in recordings):
+            raise UserError(
+                f"hardware file {hardware.name} describes a CPU, whose shards are in host memory already; leave out "
+                "CPU offload, or use --hardware with an accelerator"
             )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
     exchanges = _Exchanges()
@@ -154,7 +166,7 @@ def _replay(
     events, rank = recording.step, recording.head.rank
     fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
-    communicators: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
+    queues: dict[object, float] = defaultdict(float)
     happened: dict[int, float] = {}
     spans: list[TimedEvent] = []
     awaited: list[tuple[float, float]] = []
@@ -166,7 +178,14 @@ def _replay(
             if duration <= 0:
                 continue
             now, host = now + host_s, host + host_s
+            if event.kind == ON_HOST:
+                spans.append(TimedEvent(now, now + duration, event))
+                now += duration
+                continue
             start = max(streams[event.stream], now + launch_s)
+            if event.kind in COPIES:
+                start = max(start, queues[event.kind])
+                queues[event.kind] = start + duration
             streams[event.stream] = start + duration
             spans.append(TimedEvent(start, start + duration, event))
         elif isinstance(event, Collective) and event.peer is not None:
@@ -181,8 +200,8 @@ def _replay(
         elif isinstance(event, Collective):
             group = tuple(map(tuple, event.ranks))
             now, host = now + host_s, host + host_s
-            start = max(streams[event.stream], communicators[group], now + launch_s)
-            streams[event.stream] = communicators[group] = start + collective_s(event, hardware)
+            start = max(streams[event.stream], queues[group], now + launch_s)
+            streams[event.stream] = queues[group] = start + collective_s(event, hardware)
             spans.append(TimedEvent(start, streams[event.stream], event))
         elif isinstance(event, EventRecorded):
             happened[event.event] = max(streams[event.stream], now)
@@ -240,33 +259,48 @@ def parts_of(timed: TimedStep) -> Parts:
     communication: dict[str, float] = defaultdict(float)
     exposed: dict[Exposed, float] = defaultdict(float)
     for span in timed.spans:
-        if isinstance(span.what, Operator):
+        if _computes(span):
             by_kind[span.what.kind] += span.end_s - span.start_s
-        else:
-            communication[span.what.mesh_dim] += span.end_s - span.start_s
+        elif _moves(span):
+            communication[_origin(span.what).mesh_dim] += span.end_s - span.start_s
     for span, alone_s in exposed_spans(timed):
-        assert isinstance(span.what, Collective)
-        exposed[Exposed(span.what.mesh_dim, span.what.kind, span.what.source, span.what.owner)] += alone_s
+        exposed[_origin(span.what)] += alone_s
     compute_s = sum(end - start for start, end in computing_of(timed))
+    of_device = Cover((span.start_s, span.end_s) for span in timed.spans if _computes(span) or _moves(span))
+    on_host = union((span.start_s, span.end_s) for span in timed.spans if not _computes(span) and not _moves(span))
     busy = Cover((span.start_s, span.end_s) for span in timed.spans)
+    on_host_s = sum(end - start - of_device.seconds((start, end)) for start, end in on_host)
     bubble_s = sum(end - start - busy.seconds((start, end)) for start, end in union(timed.awaited))
-    idle_s = timed.step_s - compute_s - sum(exposed.values()) - bubble_s
-    return Parts(compute_s, dict(exposed), idle_s, dict(by_kind), dict(communication), bubble_s)
+    idle_s = timed.step_s - compute_s - sum(exposed.values()) - bubble_s - on_host_s
+    return Parts(compute_s, dict(exposed), idle_s, dict(by_kind), dict(communication), bubble_s, on_host_s)
+
+
+def _computes(span: TimedEvent) -> bool:
+    return isinstance(span.what, Operator) and span.what.kind not in (*COPIES, ON_HOST)
+
+
+def _moves(span: TimedEvent) -> bool:
+    return isinstance(span.what, Collective) or span.what.kind in COPIES
+
+
+def _origin(event: Operator | Collective) -> Exposed:
+    if isinstance(event, Collective):
+        return Exposed(event.mesh_dim, event.kind, event.source, event.owner)
+    return Exposed(HOST_LINK, event.kind, "copy", event.owner)
 
 
 def computing_of(timed: TimedStep) -> list[tuple[float, float]]:
-    """Return the times in s when an operator runs, as ascending intervals that do not touch."""
-    return union((span.start_s, span.end_s) for span in timed.spans if isinstance(span.what, Operator))
+    """Return the times in s when an operator runs on the device, as ascending intervals that do not touch."""
+    return union((span.start_s, span.end_s) for span in timed.spans if _computes(span))
 
 
 def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
-    """Return the collectives in order of start, each with its exposed time in s.
+    """Return the collectives, and copies from and to the host, in order of start, each with its exposed time in s.
 
     Of several simultaneous collectives, the first to start counts as exposed.
     """
     computed, exposed, until = Cover(computing_of(timed)), [], 0.0
-    collectives = [span for span in timed.spans if isinstance(span.what, Collective)]
-    for span in sorted(collectives, key=lambda span: span.start_s):
+    for span in sorted(filter(_moves, timed.spans), key=lambda span: span.start_s):
         start, alone_s = max(span.start_s, until), 0.0
         if span.end_s > start:
             until = span.end_s

@@ -67,6 +67,8 @@ FIGURES: Mapping[str, Any] = {
     "attention_half_length": number_within(0, 1e6),
     "peer_bytes_per_s": _BANDWIDTH,
     "ring_bytes_per_s": _BANDWIDTH,
+    "copy_bytes_per_s": _BANDWIDTH,
+    "host_bytes_per_s": _BANDWIDTH,
     "device_spread": number_within(0, 0.5),
     "reserve_bytes": number_within(0, 1 << 44),
 }
@@ -85,6 +87,12 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     "attention_half_length": ("0: as fast at all lengths", lambda _: 0.0),
     "peer_bytes_per_s": ("node_bytes_per_s", lambda known: known["node_bytes_per_s"]),
     "ring_bytes_per_s": ("peer_bytes_per_s", lambda known: known["peer_bytes_per_s"]),
+    "copy_bytes_per_s": ("25 GB/s: nvbandwidth on A100 over PCIe 4, NVIDIA/nvbandwidth issue 42", lambda _: 25e9),
+    "host_bytes_per_s": (
+        "10 GB/s: AdamW and SGD of torch 2.13 on one thread per rank, as under torchrun, reach 6 to 26 GB/s on an AMD "
+        "EPYC",
+        lambda _: 10e9,
+    ),
     "device_spread": ("0: all devices equally fast", lambda _: 0.0),
     "reserve_bytes": (
         "4.34 GB for the context, NCCL's buffers and workspaces (NCCL issue 1685, on 8 H100), at most a tenth of the "

@@ -9,7 +9,9 @@ from distbench.simulate.hardware_file import Curve, Hardware, HostFigures
 from distbench.simulate.recording import (
     ATTENTION,
     ATTENTION_BACKWARD,
+    COPIES,
     MATMUL,
+    ON_HOST,
     Collective,
     Operator,
     Recording,
@@ -30,6 +32,10 @@ def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None,
             fused kernel.
         world_size: number of devices that wait for one another.
     """
+    if operator.kind == ON_HOST:
+        return operator.num_bytes / hardware["host_bytes_per_s"]
+    if operator.kind in COPIES:
+        return hardware["operator_s"] + operator.num_bytes / hardware["copy_bytes_per_s"]
     num_bytes = operator.num_bytes if fused is None else fused
     bytes_s = num_bytes / (hardware["memory_bytes_per_s"] * hardware["memory_share"])
     if operator.kind == MATMUL:

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,9 @@ from distbench.simulate.recording import (
     ATTENTION_BACKWARD,
     MATMUL,
     MEMORY,
+    ON_HOST,
+    TO_DEVICE,
+    TO_HOST,
     Allocated,
     Collective,
     Event,
@@ -44,9 +47,12 @@ from distbench.torch_private import (
     call_of,
     each_operator,
     global_metadata,
+    has_values,
     is_async,
     is_attention,
+    is_pinned,
     messages_of_stages,
+    pinned,
     reducers_on_host,
     replaced,
     simulated_device,
@@ -321,6 +327,31 @@ def _bytes_touched(
     return sum(map(_num_bytes, (*tensors.values(), *written)))
 
 
+class _HostCopy(NamedTuple):
+    """A copy between host and device; `blocks` means that the host waits until it has arrived."""
+
+    kind: str
+    num_bytes: int
+    blocks: bool
+
+
+def _copied_over_host_link(func: Any, args: Any, kwargs: Any, out: Any) -> _HostCopy | None:
+    """Return the copy between host and device that an operator is, or None.
+
+    The host waits for it unless it is non_blocking and the host's memory is pinned, as torch's results on the host are.
+    """
+    name = f"{func.namespace}::{func.overloadpacket.__name__}"
+    if name not in ("aten::_to_copy", "aten::copy_"):
+        return None
+    source = args[name == "aten::copy_"]
+    if source.device.type == out.device.type or not out.numel():
+        return None
+    to_device = out.device.type == DEVICE_TYPE
+    non_blocking = arguments_of(func, args, kwargs).get("non_blocking", False)
+    blocks = not non_blocking or (to_device and not is_pinned(source))
+    return _HostCopy(TO_DEVICE if to_device else TO_HOST, _num_bytes(out), blocks)
+
+
 def _num_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements; expanded elements count once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -405,7 +436,8 @@ class ReducersOnHost:
         if host_tensors:
             # A tensor on the device has no values; torch would keep the values of a small tensor.
             self._sent = sent = host_tensors[0]
-            args = [torch.empty(sent.shape, dtype=sent.dtype) if argument is sent else argument for argument in args]
+            flags = pinned(torch.empty(sent.shape, dtype=sent.dtype))
+            args = [flags if argument is sent else argument for argument in args]
         out = record(func, args, kwargs)
         if self._count and not tensors:
             self.on_device.update(tensors_in(out))
@@ -531,6 +563,7 @@ class Recorder:
         out = func(*args, **kwargs)
         outputs = _on_device(out)
         if not outputs and not inputs:
+            self._run_on_host(func, args, kwargs, out)
             return out
         if self.tracker is None or _costs_nothing(func, inputs, outputs, bool(written_by(func, args, kwargs))):
             for tensor in outputs:
@@ -540,6 +573,9 @@ class Recorder:
         reads, writes = self._touched(inputs), self._touched(outputs)
         issued_in = self.tracker.issue_context()
         flops, kind, attention, workspace_bytes = _costs(func, args, kwargs, out)
+        num_bytes = _bytes_touched(func, args, kwargs, inputs, outputs)
+        if copied := _copied_over_host_link(func, args, kwargs, out):
+            kind, num_bytes = copied.kind, copied.num_bytes
         if workspace_bytes:
             self.events.append(Freed(self._allocate(workspace_bytes)))
         self.events.append(
@@ -549,7 +585,7 @@ class Recorder:
                 kind=kind,
                 flops=flops,
                 dtype=dtype_name((inputs or outputs)[0].dtype),
-                num_bytes=_bytes_touched(func, args, kwargs, inputs, outputs),
+                num_bytes=num_bytes,
                 reads=reads,
                 writes=writes,
                 phase=issued_in.phase,
@@ -557,9 +593,32 @@ class Recorder:
                 attention=attention,
             )
         )
-        if _is_sized_by_values(func, args):
+        if _is_sized_by_values(func, args) or (copied and copied.blocks):
             STREAMS.current.synchronize()
         return out
+
+    def _run_on_host(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Record an operator on tensors without values in the host's memory; constants and counters have values."""
+        inputs, outputs = tensors_in([args, kwargs]), tensors_in(out)
+        if self.tracker is None or not any(tensor.device == CPU and not has_values(tensor) for tensor in inputs):
+            return
+        if _costs_nothing(func, inputs, outputs, bool(written_by(func, args, kwargs))):
+            return
+        issued_in = self.tracker.issue_context()
+        self.events.append(
+            Operator(
+                stream=STREAMS.current.number,
+                name=str(func),
+                kind=ON_HOST,
+                flops=0,
+                dtype=dtype_name(inputs[0].dtype),
+                num_bytes=_bytes_touched(func, args, kwargs, inputs, outputs),
+                reads=[],
+                writes=[],
+                phase=issued_in.phase,
+                owner=self._owner(issued_in),
+            )
+        )
 
     def _await(self, tensors: Sequence[torch.Tensor]) -> None:
         """Wait for the pending functional collectives of used tensors."""

@@ -99,8 +99,6 @@ def recorded(
     """
     if scenario.build_model is None or scenario.make_batch is None:
         raise UserError(f"scenario {name!r} has no step to simulate; add build_model and make_batch")
-    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
-        raise UserError("CPU offload is not simulated; leave it out")
     # Code for inductor is recorded operator by operator, and fused into kernels at replay.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))

@@ -8,6 +8,7 @@ History of recording_version; a reader of version N also reads all older version
     1: first version.
     2: more ranks than rank 0, each with its own head and `rank`; `case_id` and `params`; a collective's `op`.
     3: pipelines: `pipeline` of the head; messages, which are collectives with a `peer` and a `batch`.
+    4: copies between host and device, and operators on the host.
 """
 
 import json
@@ -28,12 +29,14 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown, write_whole
 from distbench.spec.json_decoder import Amount, Count, Name, Size, among, decode
 
-VERSION = 3
+VERSION = 4
 TIMEOUT_S = 1800.0
 MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
 MAX_WORLD_SIZE = 65_536  # as for --mesh
 # Kinds of operators, which determine their time.
 MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attention_backward", "memory"
+COPIES = TO_DEVICE, TO_HOST = "to_device", "to_host"  # between the host's memory and the device's
+ON_HOST = "on_host"  # the host runs it, and issues nothing else meanwhile
 # Content of a block of memory.
 HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fsdp", "activations", "backward", "other")
 SCHEDULE = "schedule"  # the phase of a pipeline in which forward and backward alternate
@@ -112,7 +115,7 @@ class Operator(NamedTuple):
     Args:
         name: torch's dispatched operator, such as "aten.mm.default".
         flops: floating point operations; causal attention counts half.
-        num_bytes: bytes read and written.
+        num_bytes: bytes read and written; of a copy between host and device, the copied bytes.
         reads, writes: (block, bytes) of each tensor read or written.
         phase: "forward", "backward" or "optimizer".
         owner: the module's name; empty for the root or an unknown module.
@@ -121,7 +124,7 @@ class Operator(NamedTuple):
 
     stream: Count
     name: Name
-    kind: Annotated[str, among((MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY))]
+    kind: Annotated[str, among((MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY, *COPIES, ON_HOST))]
     flops: Count
     dtype: Name
     num_bytes: Count
@@ -242,6 +245,11 @@ class Recording:
     def collectives(self) -> list[Collective]:
         """Collectives of the last step, in the order of issue."""
         return [event for event in self.step if isinstance(event, Collective)]
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the host runs operators, as the optimizer of offloaded parameters."""
+        return any(isinstance(event, Operator) and event.kind == ON_HOST for event in self.step)
 
     @property
     def world_size(self) -> int:

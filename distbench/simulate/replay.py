@@ -11,7 +11,7 @@ from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay
 from distbench.simulate.compile_float8 import FLOAT8_RULE, compiled_memory, in_float8_by
 from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.operator_costs import host_assumptions
-from distbench.simulate.recording import SCHEDULE, Operator, Recording, ranks_of_pipeline
+from distbench.simulate.recording import COPIES, ON_HOST, SCHEDULE, Operator, Recording, ranks_of_pipeline
 from distbench.spec.plan import folded
 
 NOT_SIMULATED = (
@@ -23,6 +23,10 @@ NOT_SIMULATED = (
 IN_PIPELINES = (
     "ranks of a pipeline wait for one another's messages; each rank is as fast as the slowest device, and its other "
     "collectives do not wait for other ranks"
+)
+OFFLOADED = (
+    "copies between host and device run at copy_bytes_per_s, one at a time per direction, next to kernels and "
+    "collectives; operators on the host run one after another at host_bytes_per_s; the host's memory is not counted"
 )
 NOT_ON_HOST = (
     "the host runs operators and collectives sequentially, with times that were measured while all ranks ran them",
@@ -155,6 +159,7 @@ class Simulation:
             "compute_s": parts.compute_s,
             "idle_s": parts.idle_s,
             "bubble_s": parts.bubble_s,
+            "on_host_s": parts.on_host_s,
             "host_s": self.timed.host_s,
             "by_kind_s": dict(parts.by_kind_s),
             "communication_s": dict(parts.communication_s),
@@ -175,19 +180,27 @@ class Simulation:
                 ],
             },
             "assumed": {name: asdict(figure) for name, figure in self.hardware.of_basis("guess", "fitted").items()},
-            "extrapolated": self.hardware.extrapolated,
+            "extrapolated": self.extrapolated,
             "not_simulated": list(self.not_simulated),
             "assumed_values": list(self.recording.head.assumed),
         }
 
     @property
+    def extrapolated(self) -> dict[str, str]:
+        """Figures that the hardware file lacks and that the step needs, with their defaults."""
+        kinds = {event.kind for event in self.recording.step if isinstance(event, Operator)}
+        used = {"copy_bytes_per_s": bool(kinds & {*COPIES}), "host_bytes_per_s": ON_HOST in kinds}
+        return {name: instead for name, instead in self.hardware.extrapolated.items() if used.get(name, True)}
+
+    @property
     def not_simulated(self) -> tuple[str, ...]:
         """Caveats about the figures in addition to the assumptions."""
         host = self.hardware.host
-        rule = (FLOAT8_RULE.format(patterns=", ".join(self.float8)),) if self.float8 else ()
+        rules = [FLOAT8_RULE.format(patterns=", ".join(self.float8))] if self.float8 else []
+        rules += [OFFLOADED] if self.recording.offloads else []
         if self.recording.head.pipeline is not None:
-            return (*rule, IN_PIPELINES, *NOT_SIMULATED[1:])
-        return (*host_assumptions(self.recording, host), *NOT_ON_HOST) if host is not None else (*rule, *NOT_SIMULATED)
+            return (*rules, IN_PIPELINES, *NOT_SIMULATED[1:])
+        return (*host_assumptions(self.recording, host), *NOT_ON_HOST) if host is not None else (*rules, *NOT_SIMULATED)
 
     @property
     def _together(self) -> SimulatedRanks:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from distbench.show import units
 from distbench.show.blocks import Block, Heading, Lines, Notes, Table, TableColumns, capped, table_of
 from distbench.show.units import brief_time_text, rate_text, size_text, source_text, time_text
+from distbench.simulate.clock import HOST_LINK
 from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import count_text
@@ -127,25 +128,29 @@ def _time(simulation: Simulation) -> Table:
     # A group of one rank communicates nothing.
     communication_s = {name: seconds for name, seconds in parts.communication_s.items() if seconds > LEAST_S}
     exposed = [
-        (f"exposed communication over {name}", seconds)
+        ("exposed copies from and to the host" if name == HOST_LINK else f"exposed communication over {name}", seconds)
         for name, seconds in by_mesh_dim(simulation.exposed_s).items()
         if name in communication_s
     ]
     bubble = [("bubble (waits for another stage)", parts.bubble_s)] if head.pipeline is not None else []
+    on_host = [("operators on the host", parts.on_host_s)] if parts.on_host_s else []
     rows = [
         ("compute", parts.compute_s),
         *exposed,
         *bubble,
+        *on_host,
         ("idle (host-bound)", max(parts.idle_s, 0.0)),
     ]
     names = {"memory": "memory-bound", "attention_backward": "attention's backward"}
     kinds = ", ".join(
         f"{names.get(kind, kind)} {brief_time_text(seconds)}" for kind, seconds in parts.by_kind_s.items()
     )
+    copies_s = communication_s.pop(HOST_LINK, 0.0)
     moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in communication_s.items())
     notes = [
         f"operators, on all streams: {kinds}",
         f"collectives, exposed or not: {moved or 'none'}",
+        *([f"copies from and to the host, exposed or not: {brief_time_text(copies_s)}"] if copies_s else []),
         f"CPU launch time: {brief_time_text(simulation.timed.host_s)}",
     ]
     of = f", rank {head.rank:,}" if head.pipeline is not None else ""
@@ -192,8 +197,8 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
         if figures := hardware.of_basis(basis):
             sentences.append(f"{verb} in hardware file {hardware.name}: {', '.join(sorted(figures))}")
-    if hardware.extrapolated:
-        taken = ", ".join(f"{name} ({instead})" for name, instead in sorted(hardware.extrapolated.items()))
+    if simulation.extrapolated:
+        taken = ", ".join(f"{name} ({instead})" for name, instead in sorted(simulation.extrapolated.items()))
         sentences.append(f"not in hardware file {hardware.name}, and extrapolated: {taken}")
     if simulation.recording.head.compiled:
         sentences.append(

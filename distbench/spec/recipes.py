@@ -60,7 +60,7 @@ _QWEN_EXPERTS = (
 )
 _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
 _DEEPSEEK_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
-_DEEPSEEK_SMALL = {**_LATENT, **_DEEPSEEK_EXPERTS, "first_k_dense_replace": 1}
+_DEEPSEEK_SMALL = {**_LATENT, **_DEEPSEEK_EXPERTS, "first_k_dense_replace": 1, "head_dim": 16}  # of rotations
 
 # Sizes are from config.json of the named Hugging Face Hub repositories, except for the invented `tiny` and `small`.
 FAMILIES: Mapping[str, Family] = {

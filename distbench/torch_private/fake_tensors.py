@@ -1,6 +1,7 @@
 """Tensors without values, with which a model of any size runs in seconds, and a simulated device for them."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from distbench.torch_private.probe import PENDING, REDUCER, Unsupported, replace
 
 # torch can rename one device type per process; the kernels exist as long as their library.
 _REGISTERED: dict[str, Any] = {}
+_PINNED: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # of tensors without values
 # Errors of fake tensors, by name.
 NEED_VALUES = (
     *("DataDependentOutputException", "DynamicOutputShapeException"),
@@ -41,6 +43,12 @@ class ShapesOnly:
         class OnNoDevice(FakeTensorMode):
             # torch.tensor(..., device=D) then makes a CPU tensor and copies it, instead of allocating memory on D.
             avoid_device_init = True
+
+            def create_symbolic_nested_int(self, **_: Any) -> Any:
+                raise NeedsValues(
+                    "uses nested tensors, which a simulated step does not have; pack the samples into one tensor by a "
+                    "mask (x[mask])"
+                )
 
         self._mode = OnNoDevice(allow_non_fake_inputs=True)
 
@@ -92,14 +100,29 @@ def has_values(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor)
 
 
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Declare the memory of a tensor without values pinned memory of the host; return the tensor."""
+    _PINNED.add(tensor.untyped_storage())
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor without values is in pinned memory of the host."""
+    return tensor.untyped_storage() in _PINNED
+
+
 class _WiderRules(TorchDispatchMode):
     """Compute shapes for which torch's own rules require more than the operators do.
 
     `x[mask] = number` does not depend on the number of elements in the mask; vocabulary parallel embeddings use this.
-    Accelerators multiply groups of matrices of any dtype.
+    Accelerators multiply groups of matrices of any dtype. Memory of the host can be pinned without an accelerator.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.is_pinned.default:
+            return is_pinned(args[0])
+        if func is torch.ops.aten._pin_memory.default:
+            return pinned(torch.empty_like(args[0]))
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             return func(*(matrix.bfloat16() for matrix in args[:2]), *args[2:], **(kwargs or {})).to(args[0].dtype)
         if func is torch.ops.aten.index_put_.default and len(args) == 3:

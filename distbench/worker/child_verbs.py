@@ -408,7 +408,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
     """Return facts of the plan: its mesh dims, the mesh dims that shard parameters, and possible changes of the plan.
 
     The facts of the model are bytes of parameters, bytes of trained parameters, and bytes of optimizer state per byte
-    of trained parameters.
+    of trained parameters; there are no bytes of a model that FSDP offloads.
     """
     assert scenario.build_model and scenario.make_batch
     plan = scenario.plan
@@ -418,7 +418,8 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
     fsdp, cp = plan.fsdp, plan.cp
     # A user's function may use parameters and gradients in unknown ways.
     is_own = scenario.parallelize is not None or scenario.after_materialize is not None
-    trained = [] if is_own else [parameter for parameter in model.parameters() if parameter.requires_grad]
+    on_device = [] if fsdp is not None and fsdp.offload is not None else [*model.parameters()]
+    trained = [] if is_own else [parameter for parameter in on_device if parameter.requires_grad]
     return {
         "mesh_dims": mesh_dims_of(plan),
         "shard_dims": list(MESH_DIMS) if scenario.parallelize is not None else sharding_dims_of(plan),
@@ -434,7 +435,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
         "is_selective": plan.checkpoint_context is not None,
         "checkpointable": list(checkpointable(plan)),
         "microbatches": None if scenario.step is not None else plan.microbatches,
-        "parameter_bytes": _num_bytes(model.parameters()),
+        "parameter_bytes": _num_bytes(on_device),
         "trained_bytes": _num_bytes(trained),
         "optimizer_share": _optimizer_share(scenario, model),
         "batch_size": batch.length,

@@ -95,14 +95,14 @@ def test_planners_that_pay_the_same_share_a_row_and_others_have_their_own() -> N
     alike, lines = told(row("min_cost", "a", 1024, 2e-3), row("greedy", "a", 1024, 1e-3))
     assert alike == [("add", "S(0)R,RR", "RR", "RR, RR", "1", "1 KiB", "1.00 ms", "2.00 ms", "forward: a")]
     assert lines == [
-        "1 of 1 operators and placements redistribute unasked; most is sent by add of S(0)R,RR: 1 KiB a rank"
+        "1 of 1 operators and placements redistribute implicitly; add of S(0)R,RR sends the most, 1 KiB per rank"
     ]
     apart, lines = told(row("greedy", "a", 1024, 1e-3), row("min_cost", "b", 512, 2e-3))
     assert [cells[5:] for cells in apart] == [
         ("1 KiB", "1.00 ms", "", "forward: a"),
         ("512 B", "", "2.00 ms", "forward: b"),
     ]
-    assert lines[1] == "planners pay otherwise on 1 of them"
+    assert lines[1] == "planners communicate differently in 1 of these"
     assert told() == ([], [])
 
 

@@ -18,7 +18,7 @@ NEAR = {"mesh": {"dp_shard": 32, "tp": 1}, "set": {"checkpoint": "full"}, "peak_
 ANSWERS = {
     "a_debugmodel": FITS,
     "b": {**FITS, "peak_bytes": 240.7 * GIB, "fits": False, "nearest": NEAR},
-    "c": UserError("it did not end within 300 s"),
+    "c": UserError("no answer within 300 s"),
     "d": {**FITS, "fits": False, "depth": "", "why_not": "its step raises"},
     "e": {**FITS, "fits": False, "why_not": "its plan is not valid", "problems": ["num_heads=3 over 2"]},
     "f": {**FITS, "fits": False, "depth": "", "why_not": "its step raises", "peak_bytes": 80 * GIB},
@@ -58,10 +58,10 @@ def test_each_recipe_has_a_row_and_the_last_line_counts_verdicts(run: Run, known
     assert lines[0] == "7 recipes of torchtitan on 8 x h100, 75.1 GiB usable each" and done.exit_code == 1
     assert lines[2].split() == ["a_debugmodel", "8.03", "G", "dp_shard=8,tp=1", "45.6", "fits"]
     assert "--mesh dp_shard=32,tp=1 --set checkpoint=full (47.4 GiB)" in done.output
-    assert "rejected" in lines[5] and "it did not end within 300 s" in lines[6]
+    assert "rejected" in lines[5] and "no answer within 300 s" in lines[6]
     assert ">= 45.6  rejected" in done.output and "num_heads=3 over 2" in done.output
     assert ">= 80.0  does not fit" in done.output  # that much is certain
-    assert "FSDP2 per block, since the recipe's own plan fails: parallelize raises" in done.output
+    assert "checked with FSDP2 per block, because the recipe's plan fails: parallelize raises" in done.output
     counts = "2 fits, 2 does not fit, 1 plan invalid, 2 rejected (1 with a plan that fits), of 7 recipes"
     assert f"FAIL: {counts}" in " ".join(done.output.split())
 
@@ -76,7 +76,7 @@ def test_the_exit_code_is_0_where_every_recipe_has_a_plan_that_fits(run: Run, kn
 def test_json_has_a_line_per_recipe(run: Run, known_host: None) -> None:
     rows = [json.loads(line) for line in run("a_debugmodel c", "--json", "--world", "16").output.splitlines()]
     assert [(row["recipe"], row["verdict"]) for row in rows] == [("a_debugmodel", "fits"), ("c", "rejected")]
-    assert rows[0]["world"] == 16 and rows[1]["reason"] == "it did not end within 300 s"
+    assert rows[0]["world"] == 16 and rows[1]["reason"] == "no answer within 300 s"
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_the_command_has_its_name_however_it_is_started(cli: Cli) -> None:
     ("words", "says"),
     [
         (["redistribute", "llama3_8b"], "llama3_8b is a scenario. Use distbench tune llama3_8b"),
-        (["preflight", "--label", "links", "tp_mlp"], "preflight measures links and takes no scenario tp_mlp"),
+        (["preflight", "--label", "links", "tp_mlp"], "preflight measures only links and rejects the scenario tp_mlp"),
         (["trace", "--quick"], "trace needs a SCENARIO"),
         (["run", "--quick"], "run needs a SCENARIO"),
     ],

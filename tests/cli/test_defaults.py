@@ -81,12 +81,12 @@ def test_a_parents_file_holds_up_to_the_git_root_with_paths_from_where_it_lies(p
         ("budget = -1", "budget in [tool.distbench] cannot be used: -1 is not a duration"),
         ("quiet = 1", "1 is not true or false"),
         ("device = 'tpu'", "'tpu' is not one of"),
-        ("mesh = 4", "4 is not a text"),
+        ("mesh = 4", "4 is not a string"),
         ("yes = true", "'yes' in [tool.distbench] is not an option"),
         ("run.older-than = '3d'", "'older-than' in [tool.distbench.run] is not an option"),
         ("fly.mesh = 'tp=2'", "[tool.distbench.fly] is not a command"),
         ("results = 'a'\nresults = 'b'", "is not valid TOML"),
-        ("gate.tolerance = [5]", "[5] is not a text, or a list of texts"),
+        ("gate.tolerance = [5]", "[5] is not a string, or a list of strings"),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(project: Path, text: str, says: str) -> None:
@@ -140,8 +140,8 @@ def test_a_suite_is_run(project: Path, children: Children, known_host: None) -> 
 @pytest.mark.parametrize(
     ("text", "words", "says"),
     [
-        (SUITE, ["@weekly"], "@weekly is not a suite; there are @nightly"),
-        (SUITE, ["@nightly", "@nightly"], "a run takes one suite"),
+        (SUITE, ["@weekly"], "@weekly is not a suite; use @nightly"),
+        (SUITE, ["@nightly", "@nightly"], "give one suite"),
         ("", ["@weekly"], "write [tool.distbench.suite.weekly] with scenarios"),
         ("[tool.distbench.suite.a]\nquick = true", ["@a"], "[tool.distbench.suite.a] needs a list of scenarios"),
         ("[tool.distbench]\nsuite = 3", ["@a"], "needs a list of scenarios"),

@@ -33,7 +33,9 @@ def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) 
     assert re.search(r"tp all_reduce tp 4 4 KiB", told) and re.search(
         r"fsdp reduce_scatter\^ dp_shard 3 2.14 MiB", told
     )
-    assert "plan=sequence against plan=tensor: +6 tp all_gather of 128 KiB, +5 tp reduce_scatter of 128 KiB" in told
+    assert (
+        "plan=sequence compared with plan=tensor: +6 tp all_gather of 128 KiB, +5 tp reduce_scatter of 128 KiB" in told
+    )
     assert "blocks.*.norm, backward: -4 all_reduce over tp (tp), 1 KiB f32, explicit P(sum)->R" in told
     assert told.endswith("exit code 1")
 

@@ -140,7 +140,7 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
     for arguments, says in (
         ([str(folder)], "has 4 launches; record"),
         ([str(failed)], "has 3 launches that finished, and 9 that did not"),
-        (["--launches", "4", "--", "tp_mlp"], "--launches 4 are too few"),
+        (["--launches", "4", "--", "tp_mlp"], "--launches 4 is too small"),
         (["--", "tp_mlp", "--results=here"], "--results is not allowed after --"),
     ):
         done = CliRunner().invoke(cli, ["self-test", *arguments])

@@ -146,7 +146,7 @@ def test_a_scenario_narrows_too_and_a_steady_case_is_one_line(runs: Path) -> Non
     assert code == 0 and CASE in output
     assert sum(OTHER in line and " 20 " in line for line in output.splitlines()) == 1
     code, output = run_history("colectives", "--results", runs)
-    assert code == 2 and "there are scenarios collectives," in output
+    assert code == 2 and "use one of the scenarios collectives," in output
 
 
 def test_launches_of_another_machine_are_left_out_and_counted(runs: Path) -> None:
@@ -160,4 +160,4 @@ def test_no_runs_is_a_sentence(tmp_path: Path) -> None:
     assert code == 2 and "does not exist" in output
     (tmp_path / "empty").mkdir()
     code, output = run_history("--results", tmp_path / "empty")
-    assert code == 2 and "holds no run file" in output
+    assert code == 2 and "has no run file" in output

@@ -34,8 +34,8 @@ def typed(case: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("scenario", "earlier", "said"),
     [
-        ("links", made_up, "--against: the earlier run has 8 ranks, this one 4; give a run with the same ranks"),
-        ("tp_mlp", made_up, "which is not among the given scenarios; run scenario links"),
+        ("links", made_up, "--against: the earlier run has 8 ranks, this run has 4; give a run with the same ranks"),
+        ("tp_mlp", made_up, "which is not among the given scenarios; add links to the scenarios"),
         ("links", None, "has no links; give a run file of scenario links"),
     ],
 )

@@ -292,10 +292,10 @@ def test_an_old_output_without_a_suffix_is_a_folder(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["tp_mlp", "-o", "no/file.signature"], "no folder"),
+        (["tp_mlp", "-o", "no/file.signature"], "the folder no does not exist"),
         (["tp_mlp", "tp_attention"], "--output-dir DIR"),
-        (["tp_mlp", "tp_attention", "--output-dir", __file__], "is not a folder and cannot be made"),
-        ([str(DATA / "tiny.py"), str(DATA / "pairs.py"), "-o", __file__ + "/x"], "cannot be made"),
+        (["tp_mlp", "tp_attention", "--output-dir", __file__], "cannot be created"),
+        ([str(DATA / "tiny.py"), str(DATA / "pairs.py"), "-o", __file__ + "/x"], "cannot be created"),
     ],
 )
 def test_where_signatures_cannot_go_is_told_before_any_is_made(

@@ -18,11 +18,17 @@ def test_plain_lines_come_now_and_then_and_tell_every_case_that_is_not_ok() -> N
     now[0] = 20.0
     shown.event({"event": "done", "id": "b", "status": "ok"})
     shown.event({"event": "done", "id": "c", "status": "wrong"})
-    # 20 s for 2 of 4 cases: 20 s left.
+    # A sweep adds cases; ranks that are started again send the same plan.
+    shown.event({"event": "plan", "num_cases": 8})
+    shown.event({"event": "plan", "num_cases": 4})
+    now[0] = 40.0
+    shown.event({"event": "done", "id": "d", "status": "ok"})
+    # 20 s for 2 of 4 cases: 20 s left; 40 s for 4 of 8.
     assert out.getvalue().splitlines() == [
         "demo: 4 cases",
         "demo: 2 of 4 cases, about 20 s left",
         "demo: c: wrong",
+        "demo: 4 of 8 cases, about 40 s left",
     ]
 
 

@@ -100,7 +100,7 @@ def test_a_run_file_that_is_moved_away_is_not_begun_anew_without_a_header(ranks:
     (file,) = run_files(tmp_path)
     file.rename(tmp_path / "kept")
     _, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 2 and f"{file} is gone" in stderr and not file.exists()
+    assert process.returncode == 2 and f"{file} was moved or deleted" in stderr and not file.exists()
     assert [json.loads(line)["type"] for line in (tmp_path / "kept").read_text().splitlines()] == [
         "run",
         "case",

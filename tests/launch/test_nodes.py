@@ -79,10 +79,10 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--mesh", "tp=3", "--nodes", "2"), "which 2 nodes do not share evenly; give --ranks-per-node"),
-        (("--mesh", "tp=4", "--nodes", "2", "--ranks-per-node", "8"), "2 nodes of 8 have 16"),
+        (("--mesh", "tp=3", "--nodes", "2"), "which is not divisible by 2 nodes; give --ranks-per-node"),
+        (("--mesh", "tp=4", "--nodes", "2", "--ranks-per-node", "8"), "2 nodes of 8 ranks have 16"),
         (("--nodes", "2", "--launcher", "torchrun"), "needs this node's rank"),
-        (("--nodes", "2", "--launcher-args", "'x"), "quote it as for a shell"),
+        (("--nodes", "2", "--launcher-args", "'x"), "quote the words as for a shell"),
         (("--nodes", "0"), "0 is not in the range"),
         (("--nodes", "-1"), "-1 is not in the range"),
         (("--nodes", "two"), "'two' is not a valid integer"),
@@ -131,7 +131,7 @@ def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     code, text = run("--nodes", "2")
-    assert code == 2 and "this process is a rank of a launcher already" in text
+    assert code == 2 and "--nodes does not work in a process that a launcher started" in text
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,13 @@ def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: 
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run")
-    assert "warning: the job requests no GPUs, since this machine has none, and nodes of this cluster" in run(*asked)[1]
+    assert (
+        "warning: the job requests no GPUs, because this machine has no GPUs, but nodes of this cluster"
+        in run(*asked)[1]
+    )
     assert "warning" not in run(*asked, "--device", "cpu")[1]
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (1, "", "no sinfo here"))
-    assert "warning: the job requests no GPUs, since this machine has none. Give --device" in run(*asked)[1]
+    assert "warning: the job requests no GPUs, because this machine has no GPUs. Give --device" in run(*asked)[1]
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "(null)\n", ""))
     assert "warning" not in run(*asked)[1], "no node of this cluster has GPUs"
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "gpu:h100:8\n", ""))

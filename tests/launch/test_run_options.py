@@ -48,7 +48,7 @@ def test_a_report_takes_the_runs_of_a_label_and_says_it(chosen: tuple[Path, str]
     assert shown.exit_code == 0 and "label before" in shown.stdout
     other = ranks.run_here("report", "--label", "after", "--results", str(chosen[0]))
     assert other.exit_code == 2 and other.stderr.startswith(
-        "distbench: --label 'after': no run has this label; available"
+        "distbench: no run has the label 'after' of --label; available"
     )
 
 
@@ -78,7 +78,7 @@ def test_a_dry_run_lists_the_cases_and_takes_the_time_from_the_run_before(
     assert [line.strip().rpartition("/")[2] for line in told[1:6]] == [f"case={number}" for number in range(1, 6)]
     assert run_files(chosen[0]) == before and len(told) == 6
     other = children.cli("run", DATA / "tiny.py", "--dry-run", "--results", chosen[0]).stdout
-    assert "tiny on tp=2 (2 ranks, cpu): 1 case, no earlier run like this here: 5 s timed" in other
+    assert "tiny on tp=2 (2 ranks, cpu): 1 case, no earlier run with these settings: 5 s timed" in other
     (record,) = json.loads(children.cli("run", DATA / "tiny.py", "--dry-run", "--json", "--results", chosen[0]).stdout)
     assert record["scenario"] == "tiny" and len(record["cases"]) == 1
 

@@ -148,7 +148,8 @@ def test_what_was_launched_in_no_phase_is_said() -> None:
     step = step_of_events([*EVENTS, *late], PHASES, 0.5, STEP, GROUPS)
     assert step.traced.ends_s[-1] == pytest.approx(730e-6)
     assert (
-        step.differences[-1] == "1 of 8 kernels and copies were launched before or after the step; they are in no phase"
+        step.differences[-1]
+        == "1 of 8 kernels and copies were launched before or after the step, and belong to no phase"
     )
 
 
@@ -181,8 +182,8 @@ def test_a_kernel_that_nobody_tells_of_is_communication_and_hides_no_other() -> 
     step = step_of_events([*EVENTS, other], PHASES, 0.5, STEP, GROUPS)
     assert step.reason is None
     assert step.differences[1:] == [
-        "1 kernels communicate without a recorded collective; they hide no exposed time",
-        "1 of 8 kernels and copies have no launch in the trace; they are in no phase",
+        "1 kernels communicate without a recorded collective, and do not reduce exposed times",
+        "1 of 8 kernels and copies have no launch in the trace, and belong to no phase",
     ]
 
 
@@ -232,11 +233,14 @@ def test_a_large_trace_is_read_piece_by_piece(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"schemaVersion": 1}', "it has no list of events"),
-        ("", "it has no list of events"),
-        ('{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },\n  {\n    "ph": "X", "na', "it ends in the middle"),
-        ('{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },', "it ends in the middle"),
-        ('{"traceEvents": [\n  {\n    "ph": X, "name": "a"\n  }\n]}', "its event 0 is not JSON"),
+        ('{"schemaVersion": 1}', "no list of events"),
+        ("", "no list of events"),
+        (
+            '{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },\n  {\n    "ph": "X", "na',
+            "the trace is incomplete",
+        ),
+        ('{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },', "the trace is incomplete"),
+        ('{"traceEvents": [\n  {\n    "ph": X, "name": "a"\n  }\n]}', "event 0 is not JSON"),
     ],
 )
 def test_a_trace_that_is_cut_or_no_json_is_a_sentence(text: str, said: str, tmp_path: Path) -> None:
@@ -294,7 +298,10 @@ def test_a_profiled_step_begins_on_an_idle_device_and_says_what_it_cannot_read(m
     context: Any = SimpleNamespace(device=torch.device("cpu"), control=None)
     found = profiler_kernels.profiled_step(Step(phases=["forward"]), context, STEP)  # type: ignore[arg-type]
     assert order == ["idle", "profile", "step", "idle"]
-    assert found.reason is not None and "it ends in the middle; is the disk of temporary files full?" in found.reason
+    assert (
+        found.reason is not None
+        and "the trace is incomplete; check that the disk of temporary files is not full" in found.reason
+    )
     assert [one.issued_s for one in found.traced.rows] == [None] * 3 and found.traced.ends_s == []
 
 
@@ -335,7 +342,7 @@ def test_a_profiled_step_has_the_devices_times_and_the_second_methods_bytes() ->
     first = step.traced.rows[0]
     assert (first.issued_s, first.completed_s, first.exposed_s) == pytest.approx((50e-6, 150e-6, 30e-6))
     # Four floats in, of which a gather makes eight: 32 bytes, where the row says 16 as all the others do.
-    assert step.differences == ["all_gather over ranks 0,1 of 16 B; its kernel moved 32 B"]
+    assert step.differences == ["all_gather over ranks 0,1 has 16 B, but its kernel moved 32 B"]
 
 
 def test_phases_that_the_host_did_not_go_through_leave_the_rows_without_times() -> None:
@@ -343,7 +350,7 @@ def test_phases_that_the_host_did_not_go_through_leave_the_rows_without_times() 
     assert step.reason is not None and "more" in step.reason
     assert [one.issued_s for one in step.traced.rows] == [None] * 3 and step.traced.ends_s == []
     nothing = step_of_events(HOST, PHASES, 0.5, [], GROUPS)
-    assert nothing.reason == f"the device ran phases [], not {PHASES}"
+    assert nothing.reason == f"the device ran phases [] instead of {PHASES}"
 
 
 def test_launches_are_those_of_the_trace() -> None:

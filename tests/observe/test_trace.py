@@ -230,7 +230,7 @@ def test_a_run_without_steps_says_that_there_is_nothing_to_trace(tmp_path: Path)
     file = tmp_path / "run.jsonl"
     append(file, {"type": "run", "schema_version": 1})
     append(file, CaseResult(Case("collective/x", "collective"), "ok").to_record())
-    assert _of_traces(file) == "--trace-paths has nothing to trace: no case of this scenario is a step"
+    assert _of_traces(file) == "--trace-paths traced no step, because no case of this scenario is a step"
     append(file, CaseResult(Case("step/x", "step"), "ok").to_record())
     append(file, {"type": "trace", "case_id": "step/x", "error": "RuntimeError: no"})
     assert _of_traces(file) == "no step was traced; step/x was not traced: RuntimeError: no"

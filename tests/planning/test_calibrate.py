@@ -105,7 +105,7 @@ def test_the_summary_of_a_calibration_tells_its_lines_and_its_report_has_their_t
         "dp_shard (2 ranks), latency + bandwidth: all_gather 200 us + 2.00 GB/s",
         "tp (2 ranks), latency + bandwidth: all_gather 20.0 us + 2.00 GB/s",
     ]
-    assert "off by 0 % on sizes held out (median of 2 lines; at worst 0 %, all_gather over" in shown
+    assert "median error 0 % on held-out sizes (2 lines; at worst 0 %, all_gather over" in shown
     assert "base  GB/s" in render((path,), tmp_path, "table", None, (), full=True).text
     path.write_text("".join(json.dumps(record) + "\n" for record in records[:2]))
     assert "no profile: " in render((path,), tmp_path, "table", None, ()).text

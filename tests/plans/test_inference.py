@@ -300,7 +300,7 @@ def test_of_training_steps_no_tail_is_spoken_of(tmp_path: Path, monkeypatch: pyt
 def test_too_few_samples_and_means_of_several_passes_tell_no_tail() -> None:
     (times, _), (means, _) = (FORWARD_PASSES.tables(run, True) for run in (reported(40), reported(400, pipelined=10)))
     assert times.columns[1:4] == ("p50", "p90 (slower)", "samples") and times.rows[0][2].endswith("(4)")
-    assert "p99 takes 299 samples, a row here has 40: measure with --passes 299" in times.notes
+    assert "p99 needs 299 samples, but a row has only 40; measure with --passes 299" in times.notes
     assert means.columns[1:3] == ("p50", "samples") and any("--pipelined" in note for note in means.notes)
 
 

@@ -272,8 +272,8 @@ def test_a_bubble_is_where_a_rank_neither_works_nor_has_a_message_under_way() ->
     assert bubble_shares(trace_by_hand()) == {0: 0.5, 1: 0.4}
     assert bubble_shares(trace_by_hand(clock_shared=False))[1] == pytest.approx(2 / 8)
     text = bubbles_text(trace_by_hand())
-    assert text is not None and text.startswith("bubbles are 45 % of forward and backward on a rank (rank 1 40 %")
-    assert text.endswith("leaves 50 % where all stages take as long")
+    assert text is not None and text.startswith("bubbles are 45 % of forward and backward per rank (rank 1 40 %")
+    assert text.endswith("is 50 % for equally long stages")
 
 
 def test_what_one_rank_sends_and_another_receives_are_one_message() -> None:

@@ -4,7 +4,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -103,6 +104,16 @@ def test_what_context_parallel_cannot_do_is_one_sentence(context: RankContext, p
     with torch.device("meta"):
         (text,) = problems(torch.nn.Linear(2, 2), torch.empty(4, 8, 2), plan, context)
     assert says in text
+
+
+@pytest.mark.parametrize("used", ["sdpa", "eager"])
+def test_attention_that_context_parallel_does_not_replace_is_a_problem(context: RankContext, used: str) -> None:
+    """As of transformers' models with attention sinks, which have no other attention."""
+    with torch.device("meta"):
+        model = torch.nn.Linear(2, 2)
+    model.config = cast(Any, SimpleNamespace(_attn_implementation=used))
+    texts = problems(model, torch.empty(4, 8, 2), ParallelPlan(cp=CpPlan()), context)
+    assert len(texts) == (used != "sdpa") and all("Linear has attn_implementation='eager'" in text for text in texts)
 
 
 def test_ulysses_exchanges_heads_for_the_sequence_before_attention_and_back_after_it(context: RankContext) -> None:

@@ -30,11 +30,11 @@ def test_the_last_line_is_the_answer(some_child: Path) -> None:
         ("raise ValueError('no such thing')", "torch: ValueError: no such thing; try"),
         # A number that a scenario printed is no answer of a child that failed.
         ("print(3); raise ValueError('after it')", "torch: ValueError: after it; try"),
-        ("print('no JSON')", "torch: it printed no answer; try"),
-        ("import os; os.kill(os.getpid(), 9)", "torch: it was ended by SIGKILL, second attempt; try"),
-        ("import time; time.sleep(60)", "torch: it did not end within 0.5 s; try"),
+        ("print('no JSON')", "torch: the child process printed no answer; try"),
+        ("import os; os.kill(os.getpid(), 9)", "torch: the child process was ended by SIGKILL, second attempt; try"),
+        ("import time; time.sleep(60)", "torch: no answer within 0.5 s; try"),
         ('print(\'{"user_error": "mend this"}\')', "^mend this$"),
-        ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", "torch: it printed no answer; try"),
+        ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", "torch: the child process printed no answer; try"),
     ],
 )
 def test_no_answer_is_one_sentence(some_child: Path, source: str, says: str) -> None:
@@ -54,7 +54,9 @@ def test_a_child_that_a_signal_ends_is_started_once_more(
     assert ask_child("verb", timeout_s=60) == 7
     assert "ended by SIGABRT (its last words: last words)" in capsys.readouterr().err
     some_child.write_text(f"{aborts}os.abort()")
-    with pytest.raises(UserError, match=r"it was ended by SIGABRT \(its last words: last words\), second attempt"):
+    with pytest.raises(
+        UserError, match=r"the child process was ended by SIGABRT \(its last words: last words\), second attempt"
+    ):
         ask_child("verb", timeout_s=60)
 
 

@@ -107,12 +107,12 @@ def test_doctor_says_what_is_slow_and_what_is_off() -> None:
         "GPU peer access": False,
     }
     assert checks["switched off"]["found"] == "NCCL_P2P_DISABLE=1"
-    assert checks["GPU clocks"]["found"] == "1410 to 1980 MHz now, 1980 at most"
-    assert checks["GPU clocks"]["advice"].startswith("GPU1 is limited by power cap, heat (software): ")
+    assert checks["GPU clocks"]["found"] == "1410 to 1980 MHz now, maximum 1980 MHz"
+    assert checks["GPU clocks"]["advice"].startswith("GPU1 is limited by power cap, heat (software), so ")
     assert checks["GPU links"]["found"] == "NV18 between 2 pairs, SYS between 1 pair"
     assert "GPU0-GPU2 use a slower connection" in checks["GPU links"]["advice"]
     assert checks["GPU peer access"]["found"] == "2 of 3 pairs"
-    assert checks["GPU peer access"]["advice"] == "GPU0-GPU2 have no peer access (CNS): NCCL copies through the host"
+    assert checks["GPU peer access"]["advice"] == "GPU0-GPU2 have no peer access (CNS), so NCCL copies through the host"
     assert checks["GPU driver"]["found"] == "driver 550.54.15, persistence on, MIG off"
     lines = doctor.check_lines([*checks.values()])
     assert any(line.startswith("LOOK    GPU clocks") for line in lines)
@@ -131,7 +131,7 @@ def test_a_device_that_does_not_answer_is_left_without_figures() -> None:
     assert {lost[field] for field in lost if field not in ("driver_version", "power.limit", "slowed_by")} == {None}
     assert other["temperature.gpu"] == 34 and other["slowed_by"] == []
     checks = {one["name"]: one for one in checks_of(lambda command: BROKEN, {}, SWITCHED_OFF)}
-    assert checks["GPU clocks"]["found"] == "1980 to 1980 MHz now, 1980 at most"
+    assert checks["GPU clocks"]["found"] == "1980 to 1980 MHz now, maximum 1980 MHz"
     assert checks["GPU clocks"]["advice"].startswith("GPU0 is limited by hardware slowdown")
     silent = BROKEN.replace("550.54.15", "[N/A]", 1)
     told = {one["name"]: one["found"] for one in checks_of(lambda command: silent, {}, SWITCHED_OFF)}

@@ -105,7 +105,7 @@ def test_a_baseline_that_knows_no_facts_is_read_by_all(tmp_path: Path) -> None:
     [
         ("[]", "is not a baseline"),
         ('{"distbench_baseline": 99}', "is newer than this distbench"),
-        ('{"distbench_baseline": 1}', "without 10th percentiles; save it again"),
+        ('{"distbench_baseline": 1}', "without 10th percentiles; save the baseline again"),
         ('{"distbench_baseline": 2, "launches": [{}]}', "cannot be used"),
         (stored(launches=[{}]), "launches[0].run_id is missing"),
         (stored(mean_s=["x"]), "cannot be used"),

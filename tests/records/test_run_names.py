@@ -58,9 +58,9 @@ def test_files_folders_and_scenarios_are_left_alone(results: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("last~5", "under results are 5 runs; the oldest is last~4"),
+        ("last~5", "results has only 5 runs; the oldest is last~4"),
         ("@befor", "no run under results has this label; available labels: 'after', 'before', 'dirty', 'other'"),
-        ("abcdef0", "no run under results is of this commit; the newest commits are fedcba91, 0123abc0"),
+        ("abcdef0", "no run under results has this commit; the newest commits are fedcba91, 0123abc0"),
     ],
 )
 def test_a_name_without_a_run_is_one_sentence(results: Path, name: str, says: str) -> None:
@@ -92,11 +92,11 @@ def test_every_command_that_takes_a_run_takes_a_name(results: Path, tmp_path: Pa
     assert run("baseline", "save", "@before").exit_code == 0
     for words in (["report", "last~9"], ["compare", "last~9", "last"], ["gate", "last~9", "last"]):
         done = run(*words)
-        assert done.exit_code == 2 and "last~9: under results are 5 runs" in done.stderr, done.output
+        assert done.exit_code == 2 and "last~9: results has only 5 runs" in done.stderr, done.output
     # A name is looked for in --results.
     Path("results").rename("elsewhere")
     assert "no run file under results" in run("report", "last").stderr
     assert run("report", "last", "--results", "elsewhere").exit_code == 0
     for option in ("--against", "--resume"):
         done = run("run", "links", option, "last~9", "--results", "elsewhere")
-        assert done.exit_code == 2 and "last~9: under elsewhere are 5 runs" in done.stderr, done.output
+        assert done.exit_code == 2 and "last~9: elsewhere has only 5 runs" in done.stderr, done.output

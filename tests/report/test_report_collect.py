@@ -119,6 +119,6 @@ def test_where_no_scenario_is_meant_a_bare_name_that_is_no_path_is_refused_and_n
         lambda: distbench.compare("s", "t"),
         lambda: selected_trace(Path("s")),
     ):
-        with pytest.raises(UserError, match=r"^run s does not exist: it is not a file or folder; give a run file"):
+        with pytest.raises(UserError, match=r"^run s does not exist; give a run file"):
             ask()
     assert searched == []

@@ -105,7 +105,7 @@ def test_ranks_that_ran_different_steps_are_told(tmp_path: Path) -> None:
     mixed["rows"][0][kind] = "broadcast"
     trace = selected_trace(run_file(tmp_path / "a.jsonl", mixed))[0]
     assert doubts(trace_of(tmp_path)) == []
-    assert "1 of 24 collectives are of another kind on another rank" in " ".join(doubts(trace))
+    assert "1 of 24 collectives have another kind on another rank" in " ".join(doubts(trace))
 
 
 def test_a_step_without_a_path_counts_as_none_of_it(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_exposed_share_where_the_backend_can_overlap(tmp_path: Path) -> None:
     assert by_path(trace)[FORWARD_TP]["exposed_share"] == pytest.approx(40 / 68)
     assert "n/a" not in text_of(trace.run.path)
     text = text_of(run_file(tmp_path / "a.jsonl", record()))
-    assert "n/a" in text and f"no exposed share: {golden.REASON}" in text
+    assert "n/a" in text and f"exposed share unknown: {golden.REASON}" in text
 
 
 def test_the_text_says_where_time_goes_and_how_far_to_trust_it(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_text_says_where_time_goes_and_how_far_to_trust_it(tmp_path: Path) -
     flat = " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 120
     # 18 of 174 ms of collectives are waiting; 43.5 of 100 ms and of 200 are in some collective.
-    assert "takes 150 ms on 4 ranks; a collective is under way on a rank in 33 % of it; 10 % of collectives'" in flat
+    assert "takes 150 ms on 4 ranks; a collective is in progress in 33 % of a rank's step; ranks wait" in flat
     assert "at the same time" not in flat
     assert "tp all_gather tp 1 1.95 KiB 1000 B 17.0 ms 13 % 18 % n/a" in flat
     order = ("forward 3", "fsdp all_gather", "tp all_gather", "backward 3", "tp reduce_scatter", "whole step 6")
@@ -142,8 +142,8 @@ def test_the_text_says_where_time_goes_and_how_far_to_trust_it(tmp_path: Path) -
     assert "S(1)->R implicit tp all_gather 1 1.95 KiB 17.0 ms layers.*.attention" in flat
     assert "P(sum)->S(1) explicit tp reduce_scatter 1 3.91 KiB 5.00 ms layers.*.attention" in flat
     assert "owner known for 40 of 48 collectives (83 %)" in flat
-    assert "1.05 times a bare step's CPU time (median of 3 interleaved rounds, 1.04 to 1.08)" in flat
-    assert "dispatch mode, a second method, saw the same kind, group and bytes in all 24 collectives" in flat
+    assert "1.05x the CPU time of an untraced step (median of 3 interleaved rounds, 1.04 to 1.08)" in flat
+    assert "dispatch mode, a second method, recorded the same kind, group and bytes for all 24 collectives" in flat
     assert "3 MiB measured (torch's allocator), 2 MiB predicted" in flat
     assert "reduce_scatter runs as all_reduce on gloo" in flat
 
@@ -154,7 +154,7 @@ def test_collectives_at_the_same_time_are_not_time_twice(tmp_path: Path) -> None
     # The 17 ms of the second all-gather lie within the first one's.
     assert busy_share(trace) == pytest.approx((0.435 + 0.2175) / 2)
     flat = " ".join(text_of(trace.run.path).split())
-    assert "under way on a rank in 33 % of it" in flat and "some collectives overlap" in flat
+    assert "in progress in 33 % of a rank's step" in flat and "some collectives overlap" in flat
     assert by_path(trace)[FORWARD_TP]["time_s"] == pytest.approx(0.034)
 
 
@@ -169,12 +169,12 @@ def test_what_is_doubtful_stands_beside_the_table(tmp_path: Path) -> None:
         memory={"measured_peak_bytes": 1024, "predicted_peak_bytes": None, "reason": "MemTracker does not know views"},
     )
     flat = " ".join(text_of(run_file(tmp_path / "a.jsonl", odd)).split())
-    assert "what that adds to a step was not measured" in flat
+    assert "the tracing overhead was not measured" in flat
     assert (
-        "caution: dispatch mode, a second method, saw something else in the same step: row 0 differs" in flat
+        "warning: dispatch mode, a second method, differs in the same step: row 0 differs" in flat
         and "... 2 more differences" in flat
     )
-    assert "1 KiB measured; no prediction: MemTracker does not know views" in flat
+    assert "1 KiB measured, not predicted (MemTracker does not know views" in flat
 
 
 def test_only_the_ten_most_expensive_owners_are_shown(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -
     assert "second method" not in flat and "None" not in flat
     render_difference(path, path, "table")
     assert list(timeline_figures(chosen((path,), OUT).traces)) == []
-    with pytest.raises(UserError, match="holds no times"):
+    with pytest.raises(UserError, match="has no times"):
         render_paths((path,), OUT, "table", chrome=tmp_path / "trace.json")
 
 
@@ -210,8 +210,8 @@ def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -
     ("broken", "said"),
     [
         ({"error": "rank 2 raised RuntimeError: no"}, "rank 2 raised RuntimeError: no"),
-        ({"columns": ["rank"], "rows": []}, "lacks backend_op, completed_s, dtype"),
-        ({"phases": {"columns": [], "rows": []}}, "lacks end_s, phase, rank, start_s, step"),
+        ({"columns": ["rank"], "rows": []}, "has no backend_op, completed_s, dtype"),
+        ({"phases": {"columns": [], "rows": []}}, "has no end_s, phase, rank, start_s, step"),
     ],
 )
 def test_a_trace_that_failed_is_one_sentence(tmp_path: Path, broken: dict[str, Any], said: str) -> None:
@@ -227,7 +227,7 @@ def test_a_trace_that_failed_is_one_sentence(tmp_path: Path, broken: dict[str, A
 
 def test_a_step_that_communicates_nothing_is_no_error(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", record(()))
-    assert "communicates nothing" in text_of(path)
+    assert "has no communication" in text_of(path)
     assert json.loads(text_of(path, "json")) == []
     assert render_difference(path, path, "table")
 
@@ -263,11 +263,11 @@ def test_a_part_of_the_cases_id_chooses(tmp_path: Path) -> None:
     assert [len(chosen((Path(f"{path}{part}"),), OUT).traces) for part in ("", "::a=1", "::b=2")] == [3, 2, 1]
     # The whole end of an id wins over others that merely hold it.
     assert selected_trace(Path(f"{path}::a=1"))[0].case_id == f"{golden.ID}/a=1"
-    with pytest.raises(UserError, match=r"holds 3 traces.*a=1, .*a=2"):
+    with pytest.raises(UserError, match=r"has 3 traces.*a=1, .*a=2"):
         selected_trace(path)
-    with pytest.raises(UserError, match=r"no traced case of .* has 'c=3'"):
+    with pytest.raises(UserError, match=r"no traced case id of .* contains 'c=3'"):
         selected_trace(Path(f"{path}::c=3"))
-    with pytest.raises(UserError, match="one trace, here are 2"):
+    with pytest.raises(UserError, match="one trace, not 2"):
         render_paths((Path(f"{path}::a=1"),), OUT, "table", chrome=tmp_path / "trace.json")
 
 

@@ -60,7 +60,7 @@ def test_a_trace_file_keeps_to_the_formats_rules(tmp_path: Path) -> None:
     assert [names["process_name", rank, at] for rank, at in ((0, 0), (3, 0))] == ["rank 0", "rank 3"]
     # tp has two threads, for two of its all-gathers are under way at once.
     assert {name for (what, rank, _), name in names.items() if what == "thread_name" and rank == 0} == {
-        "steps and phases", "dp_shard", "tp", "tp, at the same time",
+        "steps and phases", "dp_shard", "tp", "tp, concurrent",
     }  # fmt: skip
 
 
@@ -123,10 +123,10 @@ def test_a_plan_against_another_as_one_sentence(tmp_path: Path) -> None:
     other = trace(tmp_path / "b.jsonl", WITHOUT_TP, mesh=FSDP4, samples_s=(0.01, 0.079, *[0.08] * 4, 0.9))
     said = difference_text(one, other)
     assert said.startswith(
-        "TP2xFSDP2 against FSDP4: +1 tp all_gather of 1.95 KiB, +1 tp reduce_scatter of 3.91 KiB, step +25 % ("
+        "TP2xFSDP2 compared with FSDP4: +1 tp all_gather of 1.95 KiB, +1 tp reduce_scatter of 3.91 KiB, step +25 % ("
     )
     assert difference_text(other, one).startswith(
-        "FSDP4 against TP2xFSDP2: -1 tp all_gather of 1.95 KiB, -1 tp reduce_scatter of 3.91 KiB, step -20 % ("
+        "FSDP4 compared with TP2xFSDP2: -1 tp all_gather of 1.95 KiB, -1 tp reduce_scatter of 3.91 KiB, step -20 % ("
     )
     assert path_changes(one, other) == [
         "forward, tp: +1 tp all_gather of 1.95 KiB, +17.0 ms",
@@ -146,7 +146,7 @@ def test_paths_are_matched_and_what_is_on_one_side_counts_as_none_on_the_other(t
     gone = rows["backward", "autograd", "all_reduce", "dp_shard"]
     assert (gone["count_a"], gone["count_b"], gone["time_s_more"]) == (0, 1, pytest.approx(-0.001))
     assert path_changes(one, other) == [
-        "forward, fsdp: 2 dp_shard all_gather of 7.91 KiB in all instead of 3.91 KiB",
+        "forward, fsdp: 2 dp_shard all_gather of 7.91 KiB in total instead of 3.91 KiB",
         "backward, fsdp: +1 dp_shard reduce_scatter (+7.81 KiB), +2.00 ms",
         "backward, autograd: -1 dp_shard all_reduce of 16 B, -1.00 ms",
     ]
@@ -154,7 +154,7 @@ def test_paths_are_matched_and_what_is_on_one_side_counts_as_none_on_the_other(t
         difference_text(one, other)
         .split(": ", 1)[1]
         .startswith(
-            "+1 dp_shard reduce_scatter (+7.81 KiB), 2 dp_shard all_gather of 7.91 KiB in all instead of 3.91 KiB, "
+            "+1 dp_shard reduce_scatter (+7.81 KiB), 2 dp_shard all_gather of 7.91 KiB in total instead of 3.91 KiB, "
             "-1 dp_shard all_reduce of 16 B, step +0 %"
         )
     )
@@ -207,12 +207,12 @@ def test_different_work_is_cautioned_about(tmp_path: Path) -> None:
     text = (tmp_path / "a.jsonl").read_text().replace('"shape":[4,8]', '"shape":[4,16]').replace("box-1", "box-2")
     (tmp_path / "b.jsonl").write_text(text)
     said = " ".join(cautions(one, selected_trace(tmp_path / "b.jsonl")[0]))
-    assert "a step's inputs are 4x8 on one side and 4x16 on the other" in said and "box-1 and box-2" in said
+    assert "inputs of a step are 4x8 in A and 4x16 in B" in said and "box-1 and box-2" in said
     assert cautions(one, one) == []
     again = (tmp_path / "a.jsonl").read_text().replace('"run_id":"r"', '"run_id":"r2"')
     (tmp_path / "c.jsonl").write_text(again)
     [text] = cautions(one, selected_trace(tmp_path / "c.jsonl")[0])
-    assert text.startswith("caution: one launch per side")
+    assert text.startswith("warning: one launch per side")
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_several_traces_need_a_choice_for_a_trace_file(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", *(record(case_id=f"{golden.ID}/x={at}") for at in (1, 2)))
-    with pytest.raises(UserError, match="one trace, here are 2"):
+    with pytest.raises(UserError, match="one trace, not 2"):
         render_paths((path,), OUT, "table", chrome=tmp_path / "trace.json")
     _, said = render_paths((Path(f"{path}::x=2"),), OUT, "table", chrome=tmp_path / "trace.json")
     assert "trace.json" in said[0]

@@ -81,7 +81,7 @@ def test_collectives_table_has_a_section_a_mesh_dim_and_names_what_really_ran() 
         "0.839",
         "1.26",
     ]
-    assert "reduce_scatter runs as all_reduce on gloo: its busbw is not reduce-scatter's own" in text
+    assert "reduce_scatter runs as all_reduce on gloo, so its busbw is not reduce-scatter busbw" in text
 
 
 def test_what_is_not_ok_stands_above_every_result() -> None:
@@ -123,7 +123,7 @@ def test_planners_are_judged_by_their_passes(tmp_path: Path) -> None:
     assert "within noise" in verdict("RS(0)->RR")
     assert "same path" in verdict("RS(1)->RR")
     assert "too few passes" in verdict("P(sum)R->RR")
-    assert "4 with differing paths: min_cost faster beyond noise in 1, greedy in 1, neither in 1" in "\n".join(lines)
+    assert "4 with different paths: min_cost faster beyond noise in 1, greedy in 1, neither in 1" in "\n".join(lines)
     # (0.5 * 4 * 1 * 3) ** (1/4), the pair with one path left out
     assert "1.57" in "\n".join(lines)
 

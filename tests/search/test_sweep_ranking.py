@@ -48,7 +48,7 @@ def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:
     ]
     take_in(state, outcomes)
     assert [one.candidate for one in state.ranked_predictions] == [a, b]
-    assert state.left_out[c] == "its model has 11 parameters, and the plan as written 10"
+    assert state.left_out[c] == "its model has 11 parameters, but the plan as written has 10"
 
 
 def ranked_of(plans: list[Prediction]) -> list[Prediction]:
@@ -111,7 +111,7 @@ def test_what_is_squeezed_into_memory_says_so() -> None:
 
 def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
     for mesh, says in (
-        ({"pp": 2}, "the plan does not use mesh dim 'pp'; it uses dp_shard, tp"),
+        ({"pp": 2}, "the plan does not use mesh dim 'pp' of --mesh; it uses dp_shard, tp"),
         ({"dp_shard": 3}, "a batch of 4 cannot be split over mesh dp_shard=3,tp=1; give another --mesh"),
     ):
         setup = set_up("llama_2d", (), None, mesh, True)
@@ -174,7 +174,7 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), with_memory(h100, 80e9)))
     assert said.startswith(
         "no tried plan of llama3_70b on 8 devices fits into 80.0 GB (of which 4.34 GB are reserved for "
-        "the context, NCCL's buffers and workspaces); the nearest (dp_shard=4)"
+        "the context, NCCL's buffers and workspaces); the nearest plan (dp_shard=4)"
     )
     assert "needs 100 GB; give --memory 107GB or more" in said
     # Rounded up: 20.4 GB would not be enough of 20.04 GB and what is lost to blocks that are too small.

@@ -89,7 +89,7 @@ def test_a_page_has_the_rows_that_text_leaves_out(tmp_path: Path) -> None:
     path = write(tmp_path / "moves.jsonl", rows)
     assert "... 10 more pairs" in render((path,), NOWHERE, "table", None, (), full=True).text
     page = page_of_runs(tmp_path, path)
-    (table,) = (table for title, table in zip(page.titles, page.tables, strict=True) if "most striking" in title)
+    (table,) = (table for title, table in zip(page.titles, page.tables, strict=True) if "largest differences" in title)
     assert len(table) == 1 + 2 * 30 and "more pairs" not in page.shown
     table_of_five = Table("t", ("n",), [(str(number),) for number in range(5)], ["of all"])
     page = SeenPage(page_of("t", [capped(table_of_five, 2)]))
@@ -169,7 +169,7 @@ def test_one_step_against_another_is_a_page_too(tmp_path: Path) -> None:
     page = page_at(tmp_path / "page.html")
     assert page.num_pictures == 2 and "by path, per rank and step" in page.titles
     verdict = page.text[page.text.index('class="verdict"') :]
-    assert verdict.index("x=1 against x=2") < verdict.index("</div>")
+    assert verdict.index("x=1 compared with x=2") < verdict.index("</div>")
 
 
 def test_a_page_is_small(whole: SeenPage) -> None:

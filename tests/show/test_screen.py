@@ -122,7 +122,7 @@ def test_a_traced_run_names_its_largest_exposed_path(tmp_path: Path) -> None:
         text.count("Largest communication: FSDP all_gather (dp_shard) in forward, 18.5 ms of 150 ms per step of toy")
         == 1
     )
-    assert "--paths: communication)" in text
+    assert "--paths shows communication)" in text
 
 
 def test_columns_go_by_declared_importance_and_are_named() -> None:

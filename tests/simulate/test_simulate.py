@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +19,8 @@ from distbench.launch import Request, jobs_of
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.simulate.allocator import replay_memory
+from distbench.simulate.clock import replay_together
+from distbench.simulate.hardware_file import HostFigures, load_hardware
 from distbench.simulate.operator_recorder import nested_ranks
 from distbench.simulate.recorded_step import busier_ranks, differing_along
 from distbench.simulate.recording import (
@@ -25,6 +28,7 @@ from distbench.simulate.recording import (
     MATMUL,
     Collective,
     EventWaited,
+    HostWaited,
     Operator,
     RecordedSteps,
     Recording,
@@ -32,6 +36,7 @@ from distbench.simulate.recording import (
     ranks_of,
     record_steps,
 )
+from distbench.simulate.replay import Simulation
 from distbench.spec import CpPlan, Job, ParallelPlan, UserError
 
 # The others are compared by benchmarks/bench_simulation.py.
@@ -89,8 +94,8 @@ def test_ranks_that_differ_are_recorded_too(recorded: dict[str, RecordedSteps]) 
     assert flops[1] == 7 * flops[0] > 0
 
 
-def operators(recording: Recording, phase: str) -> list[Operator]:
-    return [event for event in recording.step if isinstance(event, Operator) and event.phase == phase]
+def operators(recording: Recording, phase: str | None = None) -> list[Operator]:
+    return [event for event in recording.step if isinstance(event, Operator) and phase in (None, event.phase)]
 
 
 @pytest.mark.parametrize(
@@ -198,10 +203,9 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
         ("item", "it cannot be simulated: its step needs a tensor's value, which a simulated step does not have"),
         (
             "mask",
-            "it cannot be simulated: its step needs values (aten.index.Tensor); in the root module: give --assume ",
+            "it cannot be simulated: its step needs values (aten.index.Tensor), in the root module; give --assume ",
         ),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
-        ("offload", "CPU offload is not simulated; leave it out"),
         ("loss", "it cannot be simulated, since its step raises RuntimeError: "),
         ("declared", "the scenario raises ValueError: no such model"),
     ],
@@ -210,11 +214,36 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(
     recorded: dict[str, RecordedSteps], fault: str, says: str
 ) -> None:
     found, left_out = recorded["unsimulable"]
-    assert [recording.head.variant for recording in found] == ["fault=none"]
+    assert [recording.head.variant for recording in found] == ["fault=none", "fault=offload"]
     sentence = left_out[f"unsimulable/fault={fault}"]
     assert sentence.startswith(says) and "\n" not in sentence
     # With where the model asks for it, or raises.
     assert ("unsimulable.py:" in sentence) == (fault in ("item", "mask", "loss", "declared"))
+
+
+def test_offloaded_shards_are_copied_for_each_gather_and_stepped_on_the_host(
+    recorded: dict[str, RecordedSteps],
+) -> None:
+    kept, offloaded = recorded["unsimulable"].recordings
+    names = {"all_gather": "gather", "reduce_scatter": "scatter", "to_device": "in", "to_host": "out"}
+    order = [names[event.kind] for event in offloaded.step if getattr(event, "kind", "") in names]
+    assert order == ["in", "in", "gather", "scatter", "out", "out"]  # weight and bias; the root is not gathered again
+    copies = [event for event in operators(offloaded) if event.kind in ("to_device", "to_host")]
+    shard_bytes = [64 * 32 * 4 // 4, 32 * 4 // 4]
+    assert [event.num_bytes for event in copies] == 2 * shard_bytes
+    assert len({event.stream for event in copies}) == 2 and all(event.stream for event in copies)
+    of_optimizer = [event for event in operators(offloaded) if event.phase == "optimizer"]
+    assert {event.kind for event in of_optimizer} == {"on_host"}
+    # AdamW reads or writes 80 bytes per parameter on a host, in 8 operators per tensor.
+    assert sum(event.num_bytes for event in of_optimizer) == pytest.approx(80 * sum(shard_bytes) / 4, rel=0.01)
+    place = next(place for place, event in enumerate(offloaded.step) if event == of_optimizer[0])
+    assert sum(isinstance(event, HostWaited) for event in offloaded.step[:place]) == 2  # a gradient's copy each
+    held = [{kind for kind, _ in replay_memory(recording.events).alive} for recording in (kept, offloaded)]
+    assert held[0] - held[1] >= {"parameters", "optimizer"} and not {"gradients"} & held[1]
+    simulation = Simulation(offloaded, load_hardware("h100"))
+    assert simulation.parts.on_host_s > 0 and not Simulation(kept, load_hardware("h100")).parts.on_host_s
+    with pytest.raises(UserError, match="describes a CPU, whose shards are in host memory already"):
+        replay_together([offloaded], replace(load_hardware("h100"), host=cast(HostFigures, object())))
 
 
 def test_the_last_of_unbalanced_context_parallel_ranks_has_more_to_do() -> None:
@@ -289,15 +318,15 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "simulate takes a SCENARIO or --recording FILE; give one of them"),
-        (("tp_mlp", "--recording", "x.jsonl"), "give one of them"),
+        ((), "simulate needs either a SCENARIO or --recording FILE; give one"),
+        (("tp_mlp", "--recording", "x.jsonl"), "give one"),
         (("--recording", "x.jsonl", "--mesh", "tp=2"), "does not go with --recording"),
         (("--recording", "missing.jsonl"), "recording missing.jsonl cannot be read: No such file"),
-        (("tp_mlp", "--rank", "0,x"), "--rank '0,x' is not a list of ranks; give whole numbers >= 0, each once"),
-        (("tp_mlp", "--rank", "4", "--mesh", "tp=4"), "--rank 4: the mesh has ranks 0 to 3; give one of these"),
+        (("tp_mlp", "--rank", "0,x"), "--rank '0,x' is not a list of ranks; give different integers >= 0"),
+        (("tp_mlp", "--rank", "4", "--mesh", "tp=4"), "--rank 4 is not on the mesh; give ranks from 0 to 3"),
         (("tp_mlp", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
         (("tp_mlp", "--mesh", "tp=65536,dp_shard=2"), "give a mesh of at most 65,536"),
-        (("tp_mlp", "--save", "step.jsonl"), "is 2 variants; choose one with FILE::NAME or --set NAME=VALUE"),
+        (("tp_mlp", "--save", "step.jsonl"), "has 2 variants; choose one with FILE::NAME or --set NAME=VALUE"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(

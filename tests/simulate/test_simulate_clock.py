@@ -11,7 +11,7 @@ from conftest import DATA
 
 from distbench.show.terminal import text_of
 from distbench.simulate.clock import Exposed, TimedStep, parts_of, replay_together
-from distbench.simulate.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
+from distbench.simulate.hardware_file import FOLDER, Figure, Hardware, load_hardware, shipped_hardware
 from distbench.simulate.operator_costs import collective_s, ranks_by_node
 from distbench.simulate.recording import (
     Allocated,
@@ -102,6 +102,57 @@ def test_one_communicator_is_one_queue() -> None:
     other = ((2, 4),)
     found = spans(gather(1, 2), gather(2, 2), gather(3, 2, ranks=other))
     assert found == [(0, 2), (2, 4), (0, 2)]
+
+
+def copy(stream: int, seconds: float, kind: str) -> Operator:
+    """Of a machine that copies a byte per nanosecond, like the operators of its host."""
+    return Operator(stream, "aten._to_copy.default", kind, 0, "f32", int(seconds * 1e9), [], [], "forward", "layers.0")
+
+
+def test_copies_run_beside_kernels_one_at_a_time_per_direction_and_the_host_runs_its_operators_itself() -> None:
+    machine_with_host = machine(copy_bytes_per_s=1e9)
+    figures = {**machine_with_host.figures, "host_bytes_per_s": Figure(1e9, "guess", "a byte per nanosecond")}
+    events = [
+        copy(1, 2, "to_device"),  # 0 to 2
+        EventRecorded(1, 0),
+        EventWaited(2, 0),
+        gather(2, 1),  # 2 to 3
+        EventRecorded(2, 1),
+        EventWaited(0, 1),
+        matmul(0, 2),  # 3 to 5
+        EventRecorded(0, 2),
+        EventWaited(3, 2),
+        copy(1, 3, "to_device"),  # 2 to 5, next to gather and matmul
+        copy(4, 1, "to_device"),  # its stream is free, and the queue is not: 5 to 6
+        copy(3, 1.5, "to_host"),  # in the other direction, 5 to 6.5
+        HostWaited(3),
+        copy(0, 4, "on_host"),  # 6.5 to 10.5
+        matmul(0, 1),  # issued after that: 10.5 to 11.5
+    ]
+    simulation = Simulation(run(*events), replace(machine_with_host, figures=figures))
+    times = [(round(span.start_s, 9), round(span.end_s, 9)) for span in simulation.timed.spans]
+    assert times == [(0, 2), (2, 3), (3, 5), (2, 5), (5, 6), (5, 6.5), (6.5, 10.5), (10.5, 11.5)]
+    parts = simulation.parts
+    assert parts.compute_s == pytest.approx(3) and parts.on_host_s == pytest.approx(4)
+    assert parts.idle_s == pytest.approx(0)
+    assert parts.exposed_s == {
+        Exposed("host", "to_device", "copy", "layers.0"): pytest.approx(3),
+        Exposed("host", "to_host", "copy", "layers.0"): pytest.approx(0.5),
+        Exposed("dp_shard", "all_gather", "fsdp", "layers.0"): pytest.approx(1),
+    }
+    assert parts.communication_s == {"host": pytest.approx(7.5), "dp_shard": pytest.approx(1)}
+    text = " ".join(text_of(blocks_of([simulation])).split())
+    assert "exposed copies from and to the host 3.50 s" in text and "operators on the host 4.00 s" in text
+    assert "copies between host and device run at copy_bytes_per_s" in " ".join(assumptions(simulation))
+
+
+def test_defaults_of_copies_are_listed_for_steps_that_copy() -> None:
+    hardware = load_hardware("h100")
+    figures = {name: figure for name, figure in hardware.figures.items() if name != "copy_bytes_per_s"}
+    lacking = replace(hardware, figures=figures)
+    assert lacking["copy_bytes_per_s"] == 25e9 and lacking["host_bytes_per_s"] == 10e9
+    names = [{*Simulation(run(*events), lacking).extrapolated} for events in ([], [copy(0, 1, "to_device")])]
+    assert "copy_bytes_per_s" not in names[0] and names[1] - names[0] == {"copy_bytes_per_s"}
 
 
 def test_the_parts_of_a_step_are_the_step() -> None:
@@ -316,8 +367,8 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
 @pytest.mark.parametrize(
     ("line", "text", "says"),
     [
-        (1, '{"recording_version": 4}', "is newer than this distbench"),
-        (2, '{"recording_version": 4}', "is newer than this distbench"),
+        (1, '{"recording_version": 5}', "is newer than this distbench"),
+        (2, '{"recording_version": 5}', "is newer than this distbench"),
         (1, '{"schema_version": 2}', "is not a recording; write one with distbench simulate SCENARIO --save FILE"),
         (1, '{"recording_version": 1, "scenario": "x"}', "line 1: variant is missing"),
         (2, '{"is": "sleep"}', "line 2: it is not an event of a recording"),

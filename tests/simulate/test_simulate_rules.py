@@ -250,7 +250,7 @@ def test_memory_of_few_layers_is_extended_by_what_is_alive(
 def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
     whole = machine(matmul_bf16_flops=600e12, peak_bf16_flops=1000e12)
     left_out = ("peak_fp8_flops", "matmul_fp8_flops", "device_spread", "attention_full_flops", "peer_bytes_per_s")
-    left_out += ("ring_bytes_per_s", "reserve_bytes")  # which only one shipped file has, and none
+    left_out += ("ring_bytes_per_s", "host_bytes_per_s", "reserve_bytes")  # which only one shipped file has, and none
     some = Hardware("mine", "", {name: one for name, one in whole.figures.items() if name not in left_out})
     assert some["matmul_fp8_flops"] == pytest.approx(1200e12) and some["device_spread"] == 0
     assert some["attention_full_flops"] == some["attention_flops"] and set(left_out) == set(some.extrapolated)

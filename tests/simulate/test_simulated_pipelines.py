@@ -144,7 +144,7 @@ def test_a_run_file_says_bubbles_and_messages(tmp_path: Path) -> None:
     assert not failed and set(trace.phases["phase"]) == {"schedule"}
     assert trace.rows[["kind", "group", "wire_bytes"]].values.tolist() == [["send", "0,1", 10**9], ["recv", "0,1", 0]]
     assert bubble_shares(trace) == {0: 2 / 6, 1: 1 / 6}
-    assert str(bubbles_text(trace)).startswith("bubbles are 25 % of the step on a rank (rank 1 17 %, rank 0 33 %)")
+    assert str(bubbles_text(trace)).startswith("bubbles are 25 % of the step per rank (rank 1 17 %, rank 0 33 %)")
     text = " ".join(text_of(blocks_of(simulations)).split())
     assert "bubbles are 25.0 % of the step per rank; 50.0 % with stages of equal time" in text
     assert "bubble (waits for another stage) 2.00 s 33.3 %" in text

@@ -247,4 +247,4 @@ def test_two_run_files_in_one_are_refused(tmp_path: Path) -> None:
 def test_many_bad_lines_are_counted_and_not_listed(tmp_path: Path) -> None:
     path = with_lines(tmp_path, *({"type": "case"} for _ in range(500)))
     warnings = read_run(path).warnings
-    assert len(warnings) == 21 and warnings[-1] == "more.jsonl: 480 more lines were left out for such reasons"
+    assert len(warnings) == 21 and warnings[-1] == "more.jsonl: 480 more lines were left out for similar reasons"

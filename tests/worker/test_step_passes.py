@@ -237,9 +237,9 @@ def test_the_table_has_measured_and_predicted_memory_and_where_the_peak_lies(tmp
     of_cuda = {"peak_bytes": 5 << 20, "peak_reserved_bytes": 8 << 20, "peak_phase": "optimizer"}
     old = {"peak_growth_bytes": 7 << 20}
     for many, wanted, absent in (
-        ([of_cpu, no_prediction], ["3 MiB", "2 MiB", "layers.1", "itself", "it is compiled"], ["reserved"]),
+        ([of_cpu, no_prediction], ["3 MiB", "2 MiB", "layers.1", "the model", "it is compiled"], ["reserved"]),
         ([of_cuda], ["5 MiB", "8 MiB", "reserved", "optimizer"], ["predicted are"]),
-        ([old], ["growth of resident memory only"], ["7 MiB"]),
+        ([old], ["only the growth of resident memory"], ["7 MiB"]),
     ):
         path = tmp_path / "run.jsonl"
         cases = [step(f"v={number}", [0.1], counters=counters) for number, counters in enumerate(many)]
