@@ -36,7 +36,9 @@ def test_a_mesh_that_the_batch_cannot_be_split_over_is_not() -> None:
     assert [one.mesh_text for one in space(batch_size=2).meshes] == ["dp_shard=2,tp=2", "tp=4"]
     setup = set_up("fsdp_stack", (), 4, None, False)
     one_dim = Space({"dp_shard": 2}, ["dp_shard"], 4, {**FACTS, "batch_size": 3}, {})
-    with pytest.raises(UserError, match="no mesh over dp_shard has 4 ranks over which a global batch of 3 can be split"):
+    with pytest.raises(
+        UserError, match="no mesh over dp_shard has 4 ranks over which a global batch of 3 can be split"
+    ):
         setup.require_meshes(one_dim)
 
 
