@@ -24,7 +24,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run and print; 0 when every promise holds, 2 for a benchmark that does not exist."""
     parser = argparse.ArgumentParser(prog="./run.sh bench", description=__doc__)
     parser.add_argument("name", nargs="*", help=f"out of {', '.join(names())}")
-    parser.add_argument("--quick", action="store_true", help="leave out what takes more than about two minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out what takes more than about two minutes, or measure a part of it"
+    )
     given = parser.parse_args(arguments)
     unknown = [name for name in given.name if name not in names()]
     if unknown:
@@ -38,9 +40,11 @@ def main(arguments: Sequence[str]) -> int:
         module = benchmark(name)
         is_long = getattr(module, "IS_LONG", False)
         rows, why_not = None, "left out by --quick"
-        if not (given.quick and is_long):
+        function = "quick" if given.quick and hasattr(module, "quick") else "main"
+        if function == "quick" or not (given.quick and is_long):
             print(f"{name}:", file=sys.stderr, flush=True)
-            rows, why_not = measured(module.__name__, LONG_LIMIT_S if is_long else LIMIT_S), "not measured"
+            limit_s = LONG_LIMIT_S if is_long and not given.quick else LIMIT_S
+            rows, why_not = measured(module.__name__, limit_s, function), "not measured"
             print("\n".join(map(detail, rows or ())), file=sys.stderr, flush=True)
             kept &= rows is not None and all(map(holds, rows))
         for line in lines(name, rows, why_not):
@@ -48,14 +52,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if kept else 1
 
 
-def measured(module: str, limit_s: float) -> list[Row] | None:
+def measured(module: str, limit_s: float, function: str = "main") -> list[Row] | None:
     """Return a benchmark's rows; None, and a sentence on stderr, where it fails or takes longer than `limit_s`.
 
     It has a session of its own, which is ended as a whole: a benchmark that hangs leaves no ranks and no daemons.
     """
     with tempfile.TemporaryDirectory(prefix="bench") as folder:
         file = Path(folder, "rows.json")
-        command = [sys.executable, "-m", "benchmarks.measure", module, str(file)]
+        command = [sys.executable, "-m", "benchmarks.measure", module, str(file), function]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
         try:
             code = process.wait(limit_s)

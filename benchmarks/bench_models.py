@@ -1,7 +1,9 @@
 """Other people's models, as docs/existing-code.md has them: what each takes, whether it comes out right, what is seen.
 
 Gloo ranks run the examples' steps: loss and gradients (of inference, the output) against one device, and their
-collectives by two methods against the signature, which a child process finds on a fake group.
+collectives by two methods against the signature, which a child process finds on a fake group. After them one table has
+what earlier versions made of these models, and the figures of other benchmarks on real models and steps: families,
+optimizers, recipes. `quick` is the examples alone.
 """
 
 import importlib.util
@@ -11,10 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import bench_families, bench_recipes, bench_right_optimizers
 from benchmarks.claims import Claim, Row
+from benchmarks.kept import kept
 from distbench.launch import Request, jobs_of
 from distbench.processes import ask_child
 from distbench.simulate.recording import record_steps
@@ -34,6 +39,30 @@ FILES = {
     "hf_inference.py": "transformers",
     "torchtitan_llama3.py": "torchtitan",
 }
+BY_HAND = Path(__file__).parent / "models_by_hand.py"
+# A model or step form that once was refused or wrong, or took much glue, and the examples that have it today.
+ONCE = {
+    "HF Llama, its config's own plan strings": ("hf/model=llama",),
+    "HF Llama, a plan of names by hand, loss of .logits": ("by_hand",),
+    "HF Llama with labels, an object with .loss": ("hf/model=llama",),
+    "transformers' own tensor parallelism (Llama, Qwen3)": ("hf_itself/model=llama", "hf_itself/model=qwen3"),
+    "own parallelize(model, mesh) that does everything": ("own_parallelize",),
+    "GPT-2, FSDP2, dropout 0.1": ("gpt2",),
+    "HF ViT, TP and FSDP2": ("hf/model=vit",),
+    "torchtitan llama3, its own parallelize_llama": ("torchtitan_llama3",),
+    "dict batch; tuple of three tensors, no target": ("dict_batch", "tuple_batch"),
+    "MoE, own all-to-alls: FSDP2 by distbench; own": ("experts_left_alone", "own_experts"),
+    "DDP: DdpPlan": ("averaged_in_buckets",),
+    "pipeline: 1F1B, interleaved": ("own_pipeline/schedule=1f1b", "own_pipeline/schedule=interleaved_1f1b"),
+}
+# Lines of glue that a step of one's own may take.
+STEPS = {
+    "clip, scaler, schedule, EMA": ("own_step.py", "clip_ema", 8),
+    "a GAN with two optimizers": ("own_step.py", "gan", 12),
+    "a LightningModule": ("lightning_module.py", "lightning_module", 3),
+}
+IS_LONG = True
+MEASURED = ("docs/examples", "benchmarks/models_by_hand.py")
 # What must come out wrong, with its cause in the sentence.
 NAMED = {"gpt2": "random numbers"}
 # File to what its simulation must assume.
@@ -52,27 +81,45 @@ CLAIMS = (
 
 
 def main() -> list[Row]:
-    """Rows (name, measured, allowed); prints one line a model."""
+    """Rows (name, measured, allowed); prints all tables."""
+    rows = quick()
+    others = [row for bench in (bench_families, bench_right_optimizers, bench_recipes) for row in bench.main()]
+    print(f"\n{'real models and steps':76} {'measured':>9}  wanted")
+    for name, measured, allowed in [*(row for row in rows if row[0].startswith("glue")), *others]:
+        print(f"{name:76} {measured:9.2f}  {bound(allowed)}")
+    return [*rows, *others]
+
+
+def bound(allowed: float) -> str:
+    """What a figure may be."""
+    return "" if math.isinf(allowed) else f"at least {-allowed:g}" if allowed < 0 else f"at most {allowed:g}"
+
+
+def quick() -> list[Row]:
+    """Rows of the examples; prints one line a model, and one line a model of ONCE."""
     files = [str(EXAMPLES / name) for name, package in FILES.items() if importlib.util.find_spec(package)]
+    files += [f"{BY_HAND}::by_hand"]
     for name, package in FILES.items():
         if not importlib.util.find_spec(package):
             print(f"left out: {name}, {package} is not installed")
-    found = [row for file in files for row in on_ranks(file)]
-    signed = {name: count for file in files for name, count in signatures(file).items()}
-    in_simulation = {name: count for file in files for name, count in simulated(file).items()}
+    found = [row for file in files for row in kept(f"models-{Path(file).name}", partial(measured, file), *MEASURED)]
     counts = f"{'traced':>6} {'signed':>6} {'simulated':>9} {'owned':>6}"
     print(f"{'model':40} {'glue':>4} {'result':>6} {counts} {'error':>9} {'allowed':>8}")
     for row in found:
-        row["glue"], row["signed"] = glue_of(Path(row["file"]), row["name"]), signed.get(row["name"], -1)
-        row["simulated"] = in_simulation.get(row["name"], -1)
+        row["glue"] = glue_of(Path(row["file"]), row["name"])
         print(line(row))
         for sentence in filter(None, [row["wrong"], *row["differences"]]):
             print(f"    {sentence}")
+    print_once({row["name"]: row for row in found})
     owned = min(100 * row["num_owned"] / row["num_traced"] for row in found)
     missing = sum(abs(row["signed"] - row["num_traced"]) + len(row["differences"]) for row in found)
     return [
         ("models called wrong", float(sum(not is_ok(row) for row in found)), 0.0),
         ("most glue", float(max(row["glue"] for row in found)), float(MAX_GLUE)),
+        *(
+            (f"glue: {step}", float(glue_of(EXAMPLES / file, name)), float(most))
+            for step, (file, name, most) in STEPS.items()
+        ),
         ("collectives missing", float(missing), 0.0),
         ("examples not simulated", float(sum(row["simulated"] < 1 for row in found)), 0.0),
         ("least owned, %", owned, -float(LEAST_OWNED)),
@@ -82,6 +129,29 @@ def main() -> list[Row]:
             1.0,
         ),
     ]
+
+
+def print_once(found: dict[str, dict[str, Any]]) -> None:
+    """Print glue and result of each row of ONCE, and the sentence on what is rejected."""
+    print(f"\n{'model or step form':54} {'glue':>5}  result")
+    for what, names in ONCE.items():
+        rows = [found[name] for name in names if name in found]
+        if not rows:
+            print(f"{what:54} {'-':>5}  left out, see above")
+            continue
+        results = "; ".join(f"{result_of(row)} ({error_of(row):.1e})" for row in rows)
+        print(f"{what:54} {'; '.join(str(row['glue']) for row in rows):>5}  {results}")
+    [checked] = json.loads(bench_families.printed("check", f"{BY_HAND}::ddp_itself", "--json")[0])
+    glue = glue_of(BY_HAND, "ddp_itself")
+    problems = "; ".join(checked["variants"][0]["problems"])
+    print(f"{'DDP: DistributedDataParallel(model)':54} {glue:>5}  {f'rejected: {problems}' if problems else 'ok'}")
+
+
+def measured(file: str) -> list[dict[str, Any]]:
+    """What the ranks of one file's steps found, with the collectives of the signature and of the simulation."""
+    signed, in_simulation = signatures(file), simulated(file)
+    about = {"signed": signed, "simulated": in_simulation}
+    return [{**row, **{key: counts.get(row["name"], -1) for key, counts in about.items()}} for row in on_ranks(file)]
 
 
 def on_ranks(file: str) -> list[dict[str, Any]]:
@@ -147,12 +217,16 @@ def error_of(row: dict[str, Any]) -> float:
     return float(row["grad_rel_error"] if "grad_rel_error" in row else row["output_rel_error"])
 
 
+def result_of(row: dict[str, Any]) -> str:
+    """`ok`, `named` (wrong with its cause, as it must be) or `wrong`."""
+    return "wrong" if not is_ok(row) else "named" if row["wrong"] else "ok"
+
+
 def line(row: dict[str, Any]) -> str:
     """One model's line."""
-    result = "named" if row["wrong"] and is_ok(row) else "ok" if is_ok(row) else "wrong"
     owned = f"{100 * row['num_owned'] / row['num_traced']:.0f} %"
     seen = f"{row['num_traced']:>6} {row['signed']:>6} {row['simulated']:>9} {owned:>6}"
-    return f"{row['name']:40} {row['glue']:>4} {result:>6} {seen} {error_of(row):9.1e} {row['tolerance']:8.0e}"
+    return f"{row['name']:40} {row['glue']:>4} {result_of(row):>6} {seen} {error_of(row):9.1e} {row['tolerance']:8.0e}"
 
 
 if __name__ == "__main__":

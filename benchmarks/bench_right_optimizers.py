@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import Claim, Row
+from benchmarks.kept import kept
 
 RANKS, IS_LONG = 4, True
+DECLARED = ("right_optimizers", "optimizer_mistakes", "optimizer_ranks")
 # More than the step of one device's gradients costs would double the check.
 MOST_COST = 1.0
 CLAIMS = (
@@ -36,11 +38,7 @@ CLAIMS = (
 
 def main() -> list[Row]:
     """Rows (name, measured, allowed); prints what was seen of each optimizer."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        subprocess.run([*command, "-m", "benchmarks.optimizer_ranks", str(out)], check=True, capture_output=True)
-        rows, costs = json.loads(out.read_text())
+    rows, costs = kept("right_optimizers", on_ranks, *(f"benchmarks/{name}.py" for name in DECLARED))
     print(f"{'':42} {'error':>8} {'allowed':>8}  {'wrong':>5} {'cause':>5}   parameter nearest to its bound")
     for (is_right, what), group in groupby(sorted(rows, key=order), key=order):
         print(line(("" if is_right == 0 else "mistake: ") + what, list(group)))
@@ -60,6 +58,15 @@ def main() -> list[Row]:
         ),
         *((f"parameter check over gradient check, {name}", cost, MOST_COST) for name, cost in costs.items()),
     ]
+
+
+def on_ranks() -> Any:
+    """The rows of the ranks, and the cost of the check by scenario."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        subprocess.run([*command, "-m", "benchmarks.optimizer_ranks", str(out)], check=True, capture_output=True)
+        return json.loads(out.read_text())
 
 
 def count(flags: Any) -> float:

@@ -1,7 +1,8 @@
 """The README's table of promises: each benchmark says its own rows, and what of its measurements they show.
 
 A benchmark is a module `bench_NAME.py` with `main()`, which returns measurements (name, measured, allowed), and, for
-what the table shall say of it, `CLAIMS`. `IS_LONG` says that it takes more than about two minutes.
+what the table shall say of it, `CLAIMS`. `IS_LONG` says that it takes more than about two minutes; `quick()` measures
+a part, and has all that its own `CLAIMS` name.
 """
 
 import datetime

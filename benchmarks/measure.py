@@ -1,4 +1,4 @@
-"""`python -m benchmarks.measure MODULE FILE`: run a benchmark for `__main__.py`, and write its rows to FILE as JSON."""
+"""`python -m benchmarks.measure MODULE FILE FUNCTION`: run a benchmark for `__main__.py`; rows go to FILE as JSON."""
 
 import importlib
 import json
@@ -15,5 +15,5 @@ def stop(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
-    module, file = sys.argv[1:]
-    Path(file).write_text(json.dumps(importlib.import_module(module).main(), default=float))
+    module, file, function = sys.argv[1:]
+    Path(file).write_text(json.dumps(getattr(importlib.import_module(module), function)(), default=float))

@@ -35,17 +35,17 @@ def registered(name: str) -> Any:
         raise UserError(f"no recipe torchtitan:{name} ({nearest(name, recipe_configs('torchtitan'))})")
     try:
         registry = import_module(f"torchtitan.models.{models[name]}.config_registry")
+        try:
+            return getattr(registry, name)()
+        except (ImportError, RuntimeError, ValueError, AssertionError):  # converters that need a GPU
+            plain = registry.model_registry
+            registry.model_registry = lambda flavor, **_: plain(flavor)
+            return getattr(registry, name)()
     except ImportError as error:
         problem = f"torchtitan's registry of {models[name]} cannot be imported ({error})"
         raise UserError(
             f"{problem}; install that module, or all that torchtitan requires: {INSTALLS['torchtitan']}"
         ) from error
-    try:
-        return getattr(registry, name)()
-    except (ImportError, RuntimeError, ValueError, AssertionError):  # converters that need a GPU
-        plain = registry.model_registry
-        registry.model_registry = lambda flavor, **_: plain(flavor)
-        return getattr(registry, name)()
 
 
 def own_tensor_parallel(name: str) -> int:
@@ -56,9 +56,11 @@ def own_tensor_parallel(name: str) -> int:
 def model_of(config: Any, layers: int, degrees: dict[str, int]) -> Any:
     """Return the model for these degrees of parallelism, with causal scaled_dot_product_attention.
 
-    Its own attention is flex attention, which is compiled for GPUs, over masks of packed documents.
+    Its own attention is flex attention, which is compiled for GPUs, over masks of packed documents. Kernels that send
+    tokens to experts need expert parallelism.
     """
     from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 
     own = copy.deepcopy(config)
     fields = {field: degrees.get(mesh_dim, 1) for mesh_dim, field in DEGREES.items()}
@@ -66,8 +68,12 @@ def model_of(config: Any, layers: int, degrees: dict[str, int]) -> Any:
     model = own.model_spec.model
     if layers:
         model.layers = model.layers[:layers]
-    for layer in model.layers:
+    for layer in [*model.layers, *getattr(model, "mtp_layers", ())]:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
+        if (mixture := getattr(layer, "moe", None)) is not None:
+            routed = mixture.routed_experts
+            num_experts, top_k = routed.token_dispatcher.num_experts, routed.token_dispatcher.top_k
+            routed.token_dispatcher = AllToAllTokenDispatcher.Config(num_experts=num_experts, top_k=top_k)
     model.update_from_config(config=own)
     return model.build()
 
@@ -102,9 +108,10 @@ def batch_of(batch: int, sequence: int, vocab_size: int) -> tuple[torch.Tensor, 
     return tokens[0], tokens[1]
 
 
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of (batch, sequence, vocabulary), over all logits at once."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+def loss_of(logits: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of (batch, sequence, vocabulary), over all logits at once; their sum for a list of logits."""
+    each = logits if isinstance(logits, list) else [logits]
+    return sum(F.cross_entropy(one.flatten(0, 1).float(), targets.flatten()) for one in each)
 
 
 @scenario(mesh={"dp_shard": 8, "tp": 1}, tags=("fsdp", "tp", "recipe", "real-size"))

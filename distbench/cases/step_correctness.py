@@ -610,7 +610,7 @@ def _dropout_of(model: nn.Module) -> str:
     """Return the first module with dropout in train mode, else a name for other sources of random numbers."""
     for name, module in model.named_modules():
         is_dropout = "Dropout" in type(module).__name__
-        rates = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}
+        rates = {at: rate for at, rate in vars(module).items() if "drop" in at or (is_dropout and at == "p")}
         rate = next((rate for rate in rates.values() if isinstance(rate, float) and rate > 0), None)
         if module.training and rate is not None:
             return f"{name} ({type(module).__name__}, {rate:g})"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,12 +32,14 @@ class Question:
     """A query about some variants on one mesh.
 
     Args:
-        `ask`: "facts", "record", "check" or "code", the child's queries.
+        `ask`: "facts", "record", "check", "code" or "fit", the child's queries.
+        about: further parts of a query, as plain data.
     """
 
     ask: str
     variants: Sequence[Mapping[str, Any]]
     mesh: Mapping[str, int]
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 class LeftOut(msgspec.Struct):
@@ -101,7 +103,7 @@ class SweepChild:
     def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield (place of the query, answer) as answers come; existing recordings come first.
 
-        An answer has `answers`, one per variant, or `left_out`, a reason. Answers to "record" are files.
+        An answer has `seconds`, and `answers`, one per variant, or `left_out`, a reason. Answers to "record" are files.
 
         Raises:
             UserError: the child process failed.
@@ -133,7 +135,7 @@ class SweepChild:
             if answer.get("lasts"):
                 write_whole(self._kept(question, question.variants[0], ".json"), json.dumps(answer))
             return answer
-        return {"answers": [str(self._kept(question, variant)) for variant in question.variants]}
+        return {**answer, "answers": [str(self._kept(question, variant)) for variant in question.variants]}
 
     def forget(self, question: Question) -> None:
         """Delete earlier recordings of a query."""
@@ -167,6 +169,7 @@ class SweepChild:
         process = self._process or self._started()
         first = question.variants[0]
         record = {
+            **question.about,
             "id": place,
             "ask": question.ask,
             "variants": [dict(variant) for variant in question.variants],

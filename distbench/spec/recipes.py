@@ -189,7 +189,7 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "t5": Family(
-        *("seq2seq", 512, {"dropout_rate": 0.0}),
+        *("seq2seq", 512, {"dropout_rate": 0.0, "decoder_start_token_id": 0}),
         {
             "tiny": {**_t5(2, 64, 128, 4, 16), "vocab_size": 256},
             "small": {**_t5(4, 512, 1536, 8, 64), "vocab_size": 8192},

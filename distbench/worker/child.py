@@ -21,7 +21,6 @@ VERBS = {
     "case_ids": "distbench.worker.child_verbs.all_case_ids",
     "plan_paths": "distbench.worker.child_verbs.plan_paths",
     "plan_problems": "distbench.worker.plan_rehearsal.all_plan_problems",
-    "recipe_fit": "distbench.worker.recipe_fit.recipe_fit",
     "recordings": "distbench.worker.child_verbs.all_recordings",
     "signatures": "distbench.worker.child_verbs.all_signatures",
     "torch_behaviour": "distbench.worker.torch_checks.behaviour",

@@ -65,8 +65,10 @@ from distbench.torch_private import (
 )
 from distbench.worker.plan_rehearsal import rank_of, rehearse
 from distbench.worker.rank_session import all_cases, chosen_cases, declared, load_scenario, variant_label
+from distbench.worker.recipe_fit import recipe_fit
 
 Answer = dict[str, Any]
+INHERITED = "torch.", "transformers.", "torchtitan."  # prefixes of modules
 STATE_ELEMENTS = 1 << 14  # 8-bit optimizers do not quantize smaller tensors
 
 
@@ -78,6 +80,7 @@ class Question:
     answer: Any = None  # None also if the process ended without an answer
     why: str = ""  # a description of the process's end without an answer
     again: str = ""  # a description of the signal that ended the first process, if a second process was started
+    seconds: float = 0.0  # of the process; while it runs, its monotonic start
 
 
 class ForkPool:
@@ -115,18 +118,19 @@ class ForkPool:
         receiver, sender = context.Pipe(duplex=False)
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_ended` closes it
         process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
+        question.seconds = time.monotonic()
         process.start()
         # If the sending end stayed open in this process, the end of a child would not be detected.
         sender.close()
         self._running[receiver] = question, process, stderr
 
     def _answer(self, question: Question, sender: Connection, stderr: int) -> None:
-        """Send the answer from the forked process, with the names of the modules that torch imported."""
+        """Send the answer from the forked process, with the names of the imported modules of INHERITED packages."""
         os.dup2(stderr, 2)
         warnings.simplefilter("ignore")
         before = {*sys.modules}
         answer = self._function(question.data)
-        sender.send((answer, [name for name in [*sys.modules] if name.startswith("torch.") and name not in before]))
+        sender.send((answer, [name for name in [*sys.modules] if name.startswith(INHERITED) and name not in before]))
 
     def _ended(self, connection: Connection) -> Question | None:
         """Return the query of a process that has ended; None if it is repeated."""
@@ -136,9 +140,10 @@ class ForkPool:
             with connection, contextlib.suppress(EOFError):
                 question.answer, modules = connection.recv()
             process.join()
+            question.seconds = round(time.monotonic() - question.seconds, 1)
             stderr.seek(0)
             stderr_lines = stderr.read().decode("utf-8", "replace").splitlines()
-        # torch's lazy imports take a fifth of an answer's time, so import these modules for later processes.
+        # Lazy imports take up to half of an answer's time, so import these modules for later processes.
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
@@ -325,6 +330,7 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
     - "record": {}, after the step is recorded in its file, for each rank for which other ranks may wait
     - "check": {}, if the plan can work
     - "code": the plan as Python, and the difference from the first variant's plan, see `_code`
+    - "fit": a row of `distbench check --all`, see `recipe_fit`
 
     or {"id", "left_out": the reason for a missing answer, "lasts": whether a repeated query would also fail}. If a
     signal ends a process, its query is repeated once, and "again" in the answer describes the end of the first process.
@@ -337,16 +343,22 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
             for question in questions:
                 again = {"again": question.again} if question.again else {}
                 answer = question.answer or {"left_out": question.why, "lasts": False}
-                yield {"id": question.data["id"], **answer, **again}
+                yield {"id": question.data["id"], "seconds": question.seconds, **answer, **again}
             if is_readable:
                 line = lines.readline()
                 is_open = bool(line)
                 if line:
-                    pool.ask(json.loads(line))
+                    data = json.loads(line)
+                    if data["ask"] == "fit" and not pool.is_busy:
+                        # Recipes only import here, and rows inherit that. A failed import is the reason of each row.
+                        with contextlib.suppress(UserError):
+                            load_scenario(Path(file), scenario)
+                    pool.ask(data)
 
 
 def _sweep_answer(file: Path, name: str, assume: Mapping[str, Assumption], question: dict[str, Any]) -> Answer:
-    answer_for = {"facts": _facts, "record": _record, "check": _check, "code": _code}[question["ask"]]
+    verbs = {"facts": _facts, "record": _record, "check": _check, "code": _code, "fit": recipe_fit}
+    answer_for = verbs[question["ask"]]
     try:
         function = load_scenario(file, name)
         answers: list[Answer] = []

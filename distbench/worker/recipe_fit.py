@@ -1,10 +1,10 @@
 """The fit of a recipe's step on a device, and the nearest plan that fits, from recordings of few layers."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from distbench.plans.batch import batch_of
@@ -14,11 +14,11 @@ from distbench.ranks.failure import one_line
 from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.recorded_step import SEED, recorded
 from distbench.simulate.recording import Allocated, Collective, Freed, Operator, Recording, StepBegun
-from distbench.spec import Job, Scenario, UserError
+from distbench.spec import Scenario, UserError
 from distbench.spec.mesh import BATCH_DIMS, mesh_size
 from distbench.torch_private import Unsupported, fake_ranks
 from distbench.worker.plan_rehearsal import rank_of
-from distbench.worker.rank_session import declared, load_scenario
+from distbench.worker.rank_session import declared
 
 # Recorded numbers of layers; the difference is a multiple of the period of alternating layers.
 FEW, MORE = 4, 6
@@ -47,29 +47,47 @@ class Fit:
     problems: list[str] = field(default_factory=list)
 
 
-def recipe_fit(question: Mapping[str, Any]) -> dict[str, Any]:
+class TooLong(BaseException):
+    """The time limit of a row; torch and this file handle every Exception."""
+
+
+def recipe_fit(scenario: Scenario, question: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of `distbench check --all` as plain data.
 
     Args:
-        question: `job` of one variant, `world` (devices), `hardware` (name of a hardware file) and `limit_s`, the CPU
-            seconds of this process after which no further plan is tried.
+        scenario: of the configuration, with all layers.
+        question: `function` of the scenario, `variant`, `mesh`, `world` (devices), `hardware` (name of a hardware
+            file), `search_s` (CPU seconds of this process after which no further plan is tried) and `limit_s`.
 
     Raises:
-        UserError: the configuration cannot be built.
+        UserError: the configuration cannot be built, or it takes longer than `limit_s`.
     """
-    job, world, hardware = Job.from_record(question["job"]), question["world"], load_hardware(question["hardware"])
-    (variant,) = job.variants
-    recipe = Recipe(load_scenario(Path(job.file), job.scenario), variant, dict(job.mesh))
-    usable = hardware.usable_bytes
+    signal.signal(signal.SIGALRM, _too_long)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, question["limit_s"])
+        return _row(scenario, question)
+    except TooLong as error:
+        raise UserError(f"no answer within {question['limit_s']:g} s") from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _too_long(*_: object) -> None:
+    raise TooLong
+
+
+def _row(scenario: Scenario, question: Mapping[str, Any]) -> dict[str, Any]:
+    world, usable = question["world"], load_hardware(question["hardware"]).usable_bytes
+    recipe = Recipe(question["function"], question["variant"], question["mesh"], scenario)
     row: dict[str, Any] = {"num_parameters": recipe.num_parameters, "usable_bytes": usable}
     first = recipe.fit(recipe.own_mesh(world), {})
-    if first.why_not and "plan" in variant and not first.problems:
+    if first.why_not and "plan" in question["variant"] and not first.problems:
         row["own_plan"], first = first.why_not, recipe.fit(recipe.own_mesh(world), {"plan": "fsdp"})
     row |= {"mesh": first.mesh, "set": first.params, "peak_bytes": first.peak_bytes, "depth": first.depth}
     row |= {"why_not": first.why_not, "problems": first.problems}
     row["fits"] = not (first.why_not or first.problems) and first.peak_bytes <= usable
     if not row["fits"] and not (first.why_not and first.peak_bytes <= usable):
-        near = recipe.nearest(first, usable, question["limit_s"])
+        near = recipe.nearest(first, usable, question["search_s"])
         row["nearest"] = near and {"mesh": near.mesh, "set": near.params, "peak_bytes": near.peak_bytes}
     return row | {"process_s": round(time.process_time(), 1)}
 
@@ -81,9 +99,10 @@ class Recipe:
         mesh: the scenario's default mesh, whose data parallel ranks share the default batch.
     """
 
-    def __init__(self, function: Callable[..., Scenario], variant: Mapping[str, Any], mesh: Mapping[str, int]) -> None:
+    def __init__(
+        self, function: Callable[..., Scenario], variant: Mapping[str, Any], mesh: Mapping[str, int], scenario: Scenario
+    ) -> None:
         self._function, self._variant = function, variant
-        scenario = declared(function, dict(variant))
         assert scenario.build_model is not None
         model = blueprint(scenario.build_model, SEED, with_values=False).model
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -106,7 +125,10 @@ class Recipe:
                 return Fit(mesh, params, at_least, why_not="its plan is not valid", problems=sentences)
             return self._recorded(mesh, params)
         except (UserError, Unsupported) as error:
-            return Fit(mesh, params, at_least, why_not=str(error).removeprefix("it cannot be simulated").lstrip(":, "))
+            sentence = (
+                str(error).removeprefix("it cannot be simulated, since ").removeprefix("it cannot be simulated: ")
+            )
+            return Fit(mesh, params, at_least, why_not=sentence)
         except Exception as error:
             return Fit(mesh, params, at_least, why_not=f"it raises {one_line(error)}")
 

@@ -214,6 +214,17 @@ class Dropped(nn.Module):
         return self.drop(self.linear(x))
 
 
+class SkippedPath(nn.Module):
+    """Stochastic depth, as models of vision have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop_prob = 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand_like(x) > self.drop_prob) if self.training else x
+
+
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -231,6 +242,7 @@ class Normed(nn.Module):
             lambda: Dropped(F.dropout),
             "the likely cause: the model (Dropped) draws different random numbers on each rank, even",
         ),
+        (lambda: Dropped(SkippedPath()), "the likely cause: drop (SkippedPath, 0.1) draws different random numbers"),
         (lambda: Dropped(nn.Dropout(0.1)).eval(), None),
         (lambda: Dropped(nn.Dropout(0.0)), None),
         (Normed, "the likely cause: norm (BatchNorm1d) computes statistics over one of 2 parts of the batch"),

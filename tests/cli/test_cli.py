@@ -65,7 +65,7 @@ def test_list_as_json_is_complete(cli: Cli) -> None:
         (["run", "llama_2d", "--set", "dim=big"], "give int values"),
         (["run", "llama_2d", "--device", "cuda"], "no CUDA device"),
         (["run", "llama_2d", "--results", "/dev/null/x"], "cannot be written"),
-        (["calibrate", "-o", "/nowhere/profile.json"], "no folder /nowhere"),
+        (["calibrate", "-o", "/nowhere/profile.json"], "the folder /nowhere does not exist"),
         (["calibrate", "--mesh", "dp=2"], "'dp' is unknown"),
         (["report", "nothing.jsonl"], "nothing.jsonl"),
         (["report", "--results", "/nowhere"], "distbench run"),

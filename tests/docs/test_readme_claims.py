@@ -67,13 +67,13 @@ def test_bench_prints_a_table_and_says_what_does_not_exist(
     assert "no benchmark 'sprint'; there are any_numbers, check," in capsys.readouterr().err
 
     rows = [("list", 4.0, 3.0), ("help", 2.0, 3.0)]
-    monkeypatch.setattr(benchmarks.__main__, "measured", lambda module, limit_s: rows)
+    monkeypatch.setattr(benchmarks.__main__, "measured", lambda *_: rows)
     assert main(["startup"]) == 1
     printed = capsys.readouterr()
     [claim] = claims_of(benchmark("startup"))
     assert printed.out == f"{HEAD}\n{claim.line('4.00x, 2.00x', 'startup')}\n"
     assert "FAIL list" in printed.err
-    monkeypatch.setattr(benchmarks.__main__, "measured", lambda module, limit_s: None)
+    monkeypatch.setattr(benchmarks.__main__, "measured", lambda *_: None)
     assert main(["startup"]) == 1
     assert capsys.readouterr().out == f"{HEAD}\n{claim.line('not measured', 'startup')}\n"
 

@@ -28,7 +28,7 @@ TOO_WIDE = """[...document.querySelectorAll('body *')].filter(one => {
   return width && (right > innerWidth + 1 || left < -1) && !one.parentElement.closest('.box, pre');
 }).map(one => one.outerHTML.slice(0, 99))"""
 MOVES = (
-    "[...document.querySelectorAll('figure')].find(one => one.textContent.includes('striking')).querySelector('table')"
+    "[...document.querySelectorAll('figure')].find(one => one.textContent.includes('largest differences first')).querySelector('table')"
 )
 
 
@@ -203,7 +203,7 @@ def _compares_two(browser: Browser) -> None:
     assert "B is 2x slower than A (95 % CI 2-2x). Verdict: slower." in browser.run(f"({choose})(1, 2)")
     assert browser.run(f"({choose})(2, 2)") == "Choose two different ones."
     runs = "[...document.querySelectorAll('[data-picker]')].find(one => one.textContent.includes('two runs of toy'))"
-    assert "no verdict" in browser.run(f"{runs}.querySelector('output').value")
+    assert "without a verdict" in browser.run(f"{runs}.querySelector('output').value")
 
 
 def _saved(folder: Path, name: str) -> bytes:

@@ -1,12 +1,13 @@
 """Whether a recipe fits: peaks by phase, the search of the nearest plan, and one recipe recorded whole."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import Children
 
 from distbench.launch import Request, jobs_of
-from distbench.processes import ask_child
+from distbench.search.sweep_child import Question, SweepChild
 from distbench.simulate.recording import Allocated, Freed, Head, Operator, Recording, StepBegun
 from distbench.worker.recipe_fit import BYTES_PER_PARAMETER, Fit, Recipe, peaks_of
 
@@ -69,8 +70,13 @@ def test_no_plan_is_tried_after_the_time_limit_or_a_failure() -> None:
 
 def test_a_tiny_model_of_transformers_is_recorded_whole(children: Children) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    (job,) = jobs_of(Request(("hf:llama@tiny",), device="cpu", shapes_only=True), None)
-    given = {"job": job.to_record(), "world": 8, "hardware": "h100", "limit_s": 1.0}
-    row = ask_child("recipe_fit", given=given, timeout_s=200)
+    job, encoder_decoder = jobs_of(Request(("hf:llama@tiny", "hf:t5@tiny"), device="cpu", shapes_only=True), None)
+    about = {"world": 8, "hardware": "h100", "search_s": 1.0, "limit_s": 200}
+    with SweepChild(Path(job.file), job.scenario) as child:
+        questions = [Question("fit", job.variants, job.mesh, {**about, **change}) for change in ({}, {"limit_s": 0.01})]
+        answers = dict(child.ask([*questions, Question("fit", encoder_decoder.variants, job.mesh, about)]))
+    (row,) = answers[0]["answers"]
     assert row["fits"] and row["depth"] == "all" and row["num_parameters"] == 106_816
     assert row["mesh"] == {"dp_shard": 8, "tp": 1} and 1e5 < row["peak_bytes"] < 1e7
+    assert answers[2]["answers"][0]["fits"], answers[2]
+    assert answers[1]["left_out"] == "no answer within 0.01 s" and 0 < answers[0]["seconds"] < 200

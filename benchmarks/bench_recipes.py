@@ -1,0 +1,63 @@
+"""`distbench check --all`: seconds per row of the recipes of transformers and torchtitan, and rows without a reason."""
+
+import json
+import math
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+from benchmarks.claims import Claim, Row
+from benchmarks.kept import kept
+from distbench.spec import UserError
+from distbench.spec.recipes import INSTALLS, recipe_configs
+
+IS_LONG = True
+MOST_S = 60.0
+CLAIMS = (
+    Claim(
+        "`distbench check --all`, hf and torchtitan: rows neither built nor rejected with a reason; slowest row",
+        "{:.0f}, {:.0f}; {:.0f} s, {:.0f} s of CPU time",
+        "0; 60 s",
+        ("*without a reason", "*CPU time of the slowest*"),
+    ),
+)
+
+
+def main() -> list[Row]:
+    """Rows (name, measured, allowed); prints a line per recipe."""
+    table: list[Row] = []
+    for source in INSTALLS:
+        try:
+            recipe_configs(source)
+        except UserError as error:
+            print(f"left out: {error}")
+            continue
+        rows = kept(f"recipes-{source}", partial(rows_of, source), "scenarios")
+        print(f"{source:44} {'verdict':13} {'s':>6} {'CPU s':>6}")
+        for row in rows:
+            print(f"{row['recipe']:44} {row['verdict']:13} {row['seconds']:6.0f} {row.get('process_s', 0.0):6.0f}")
+            if row["reason"]:
+                print(f"    {row['reason']}")
+        without = sum(row["verdict"] in ("rejected", "plan invalid") and not row["reason"] for row in rows)
+        table += [
+            (f"{source}: recipes", float(len(rows)), -1.0),
+            (f"{source}: rejected without a reason", float(without), 0.0),
+            (f"{source}: CPU time of the slowest row, s", max(row.get("process_s", 0.0) for row in rows), MOST_S),
+            (f"{source}: wall time of the slowest row, s", max(row["seconds"] for row in rows), math.inf),
+        ]
+    return table
+
+
+def rows_of(source: str) -> list[dict[str, Any]]:
+    """The rows of one source, as `--json` prints them."""
+    command = [sys.executable, "-m", "distbench", "check", "--all", source, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{' '.join(command)} ended with exit code {done.returncode}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+if __name__ == "__main__":
+    for row in main():
+        print(row)
