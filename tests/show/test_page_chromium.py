@@ -27,9 +27,7 @@ TOO_WIDE = """[...document.querySelectorAll('body *')].filter(one => {
   const {width, left, right} = one.getBoundingClientRect();
   return width && (right > innerWidth + 1 || left < -1) && !one.parentElement.closest('.box, pre');
 }).map(one => one.outerHTML.slice(0, 99))"""
-MOVES = (
-    "[...document.querySelectorAll('figure')].find(one => one.textContent.includes('largest differences first')).querySelector('table')"
-)
+MOVES = "[...document.querySelectorAll('figure')].find(one => one.textContent.includes('largest differences first')).querySelector('table')"
 
 
 @pytest.fixture(scope="module")
