@@ -27,7 +27,8 @@ TOO_WIDE = """[...document.querySelectorAll('body *')].filter(one => {
   const {width, left, right} = one.getBoundingClientRect();
   return width && (right > innerWidth + 1 || left < -1) && !one.parentElement.closest('.box, pre');
 }).map(one => one.outerHTML.slice(0, 99))"""
-MOVES = "[...document.querySelectorAll('figure')].find(one => one.textContent.includes('largest differences first')).querySelector('table')"
+DIFFERENCES = "[...document.querySelectorAll('figure')].find(one => one.textContent.includes('largest differences'))"
+MOVES = f"{DIFFERENCES}.querySelector('table')"
 
 
 @pytest.fixture(scope="module")
