@@ -72,6 +72,13 @@ class ShapesOnly:
             if type(error).__name__ not in NEED_VALUES:
                 raise
             raise NeedsValues(f"needs values ({getattr(error, 'func', None) or type(error).__name__})") from error
+        except ValueError as error:
+            if "FlexAttention is only supported" not in str(error):
+                raise
+            raise NeedsValues(
+                "calls flex_attention, which torch runs on no simulated device; use scaled_dot_product_attention "
+                '(transformers: attn_implementation="sdpa")'
+            ) from error
 
 
 @contextlib.contextmanager
