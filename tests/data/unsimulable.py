@@ -5,6 +5,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
 
@@ -21,6 +22,8 @@ class Model(nn.Module):
             return y
         if self.fault == "mask":
             y = y * y[y > 0].mean()
+        if self.fault == "flex":
+            y = flex_attention(*3 * [y[None, None]])[0, 0]
         return y
 
 
@@ -30,7 +33,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @scenario(
     mesh={"dp_shard": 4},
-    axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss", "declared")},
+    axes={"fault": ("none", "item", "mask", "pattern", "offload", "flex", "loss", "declared")},
     tags=("tests",),
 )
 def unsimulable(*, fault: str = "none") -> Scenario:

@@ -205,6 +205,10 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
             "mask",
             "it cannot be simulated: its step needs values (aten.index.Tensor), in the root module; give --assume ",
         ),
+        (
+            "flex",
+            "it cannot be simulated: its step calls flex_attention, which torch runs on no simulated device; use ",
+        ),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
         ("loss", "it cannot be simulated, since its step raises RuntimeError: "),
         ("declared", "the scenario raises ValueError: no such model"),
@@ -218,7 +222,7 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(
     sentence = left_out[f"unsimulable/fault={fault}"]
     assert sentence.startswith(says) and "\n" not in sentence
     # With where the model asks for it, or raises.
-    assert ("unsimulable.py:" in sentence) == (fault in ("item", "mask", "loss", "declared"))
+    assert ("unsimulable.py:" in sentence) == (fault in ("item", "mask", "flex", "loss", "declared"))
 
 
 def test_offloaded_shards_are_copied_for_each_gather_and_stepped_on_the_host(
