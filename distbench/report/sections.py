@@ -332,6 +332,8 @@ def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
     head = f"{run.scenario} ({', '.join(filter(None, where))}): {_statuses_text([run], 'no case finished')}"
     differs = any(side_of(variant) != UNDECIDED for section in SECTIONS for variant in section.compared(reported))
     order = 0 if failed else 1 if differs or any(line.startswith("FAIL:") for line in lines) else 2
+    if order == 2 and len(lines) == 1 and cells(f"{head}, {lines[0]}") <= width_here():
+        return order, [f"{head}, {lines[0]}"]
     return order, [head, *(f"  {line}" for line in (*failed, *lines))]
 
 
