@@ -18,7 +18,7 @@ from benchmarks.claims import Claim, Row
 RANKS, LEAST_PLANS = 4, 60
 CLAIMS = (
     Claim(
-        "plans with different results of `check` and of a step on real ranks; plans rejected for an unused part",
+        "plans with different results of `check` and a step on real ranks; rejected for an unused part",
         "{0:.0f} of {2:.0f}; {1:.0f}",
         "0 of at least 60",
         ("disagreements", "refused*", "plans"),

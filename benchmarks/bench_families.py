@@ -34,14 +34,14 @@ PARTS = ("check", "run", "trace", "simulate", "around")
 LEAST = -40.0
 CLAIMS = (
     Claim(
-        "Hugging Face families by default config (44, FSDP2): right, or one sentence with cause and fix, in `check`; "
-        "`run`; its traces; `simulate`; `tune --around-my-plan`",
+        "44 Hugging Face families, default config, FSDP2: right, or one sentence with cause and fix, in `check`; `run`; "
+        "its traces; `simulate`; `tune --around-my-plan`",
         "{:.0f}; {:.0f}; {:.0f}; {:.0f}; {:.0f}",
         "at least 40 each",
         tuple(f"families: {part}" for part in PARTS),
     ),
     Claim(
-        "of them `wrong` with their cause (dropout, a contrastive loss)",
+        "of them `wrong` with their cause (random numbers, a contrastive loss)",
         "{:.0f}",
         "no limit",
         ("families wrong*",),

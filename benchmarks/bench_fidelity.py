@@ -21,7 +21,7 @@ KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": st
 
 CLAIMS = (
     Claim(
-        "largest difference of a median from that of a bare loop of the same collective (4 ranks, 1 KB)",
+        "largest difference of a collective's median from a bare loop's (4 ranks, 1 KB)",
         "{most:.1%}",
         "at most 10 %",
         ("|ratio - 1|, *, 1024 B*",),

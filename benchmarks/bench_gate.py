@@ -33,20 +33,20 @@ ENVIRONMENT = {"machine": "box", "device": "cpu", "backend": "gloo", "world_size
 CLAIMS = (
     Claim("`distbench gate` on 10,000 cases x 10 launches per side", "{:.1f} s, {:.2f} GB", "20 s, 2 GB", ("gate,*",)),
     Claim(
-        "detection with 5 pairs of a steady case (1 % spread) that is 20 % slower, among 29 cases with 20 % spread",
+        "detection with 5 pairs of a 20 % slower case with 1 % spread among 29 cases with 20 % spread",
         "{:.1%}",
         "at least 90 %",
         ("one case*",),
     ),
     Claim(
-        "false alarms with 10 pairs of unchanged code if every second pair is disturbed by 10 %",
+        "false alarms with 10 pairs if every second pair is disturbed by 10 %",
         "{:.1%}",
         "at most 5 %",
         ("disturbed*",),
     ),
     Claim(
-        "wrong headline PASS with 10 pairs if one case of 30 is 20 % slower (largest share of three spreads, 200 "
-        "comparisons of recorded launches each)",
+        "wrong headline PASS with 10 pairs if one case of 30 is 20 % slower (worst of three spreads, 200 comparisons "
+        "of recorded launches each)",
         "{most:.1%}",
         "at most 2 %",
         ("*headed PASS",),
@@ -62,13 +62,13 @@ CLAIMS = (
         "false verdicts if one launch of 20 is three times slower", "{most:.1%}", "at most 5 %", ("*false verdicts",)
     ),
     Claim(
-        "windows of 20 unchanged launches in which `distbench history` reports a change (busy machine; quiet machine)",
+        "false alarms of `distbench history` in windows of 20 launches (busy; quiet machine)",
         "{:.1%}; {:.1%}",
         "at most 5 %",
         ("history, busy*", "history, quiet*, unchanged*"),
     ),
     Claim(
-        "changes of 20 % in one case that `distbench history` locates within one launch (20 launches, quiet machine)",
+        "changes of one case by 20 % that `distbench history` locates within one launch (20 launches, quiet machine)",
         "{:.0%}",
         "at least 70 %",
         ("history, quiet machine, +20 % of one case*",),

@@ -70,13 +70,13 @@ ASSUMED: dict[str, dict[str, Assumption]] = {"own_experts.py": {"layers.*": "uni
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
     Claim(
-        "examples of existing models (transformers, torchtitan, own functions, experts, pipelines) that are `wrong`",
+        "correct examples (transformers, torchtitan, own functions, experts, pipelines) reported as `wrong`",
         "{:.0f}",
         "0",
         ("models called wrong",),
     ),
     Claim("lines of glue per example", "at most {:.0f}", "under 5", ("most glue",)),
-    Claim("collectives of these examples that a path table lacks", "{:.0f}", "0", ("collectives missing",)),
+    Claim("collectives of these examples missing in path tables", "{:.0f}", "0", ("collectives missing",)),
 )
 
 

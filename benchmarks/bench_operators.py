@@ -39,7 +39,7 @@ MEAN_LIMIT, WORST_LIMIT = 1.5, 3.0
 CLAIMS = (
     Claim(
         "CPU time of DTensor operators under `calibrated_planning` relative to torch's default, geometric mean: "
-        "first call, warm call on 2x4; on 2x2x2",
+        "first, warm call on 2x4; on 2x2x2",
         "{:.2f}x, {:.2f}x; {:.2f}x, {:.2f}x",
         "at most 1.5x",
         ("first call, 2x4: geo*", "warm, 2x4: geo*", "first call, 2x2x2: geo*", "warm, 2x2x2: geo*"),

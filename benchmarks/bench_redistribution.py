@@ -49,7 +49,7 @@ CLAIMS = (
         ("*: median |predicted*",),
     ),
     Claim(
-        "plan pairs predicted over 35 % apart whose order was predicted correctly",
+        "plan pairs predicted over 35 % apart in the right order",
         "{:.0%}, {:.0%}",
         "at least 95 %",
         ("*: ranked right*",),

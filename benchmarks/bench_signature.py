@@ -26,7 +26,7 @@ BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 CLAIMS = (
     Claim(
         f"false alarms of the signature gate in {RERUNS} reruns on a loaded machine; of {NUM_CHANGES} seeded changes "
-        "of a plan: detected, detected with the right module",
+        "of a plan: detected, with the right module",
         "{:.0f}; {:.0f}, {:.0f}",
         f"0; {NUM_CHANGES}, {NUM_CHANGES}",
     ),

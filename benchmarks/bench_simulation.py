@@ -123,8 +123,7 @@ STEPS = (
 ALLOWED = {"bf16": 0.05, "cp": 0.15}
 CLAIMS = (
     Claim(
-        "error of simulated reserved memory, without fit, for torchtitan's published eager runs: on 8 GPUs, on 128 "
-        "GPUs",
+        "error of simulated reserved memory, without fit, for torchtitan's published eager runs: on 8, on 128 GPUs",
         "{:.1%}, {:.1%}",
         "at most 2 %",
         ("reserved, eager*",),
@@ -137,25 +136,25 @@ CLAIMS = (
     ),
     Claim(
         "largest error of simulated tokens/s for five bf16 rows (matmul rate fitted to another bf16 row, attention "
-        "to a float8 row)",
+        "rate to a float8 row)",
         "{most:.1%}",
         "at most 5 %",
         ("tokens/s, bf16*",),
     ),
     Claim(
-        "the same for two rows of context parallel in float8 (two more rates fitted to two other rows)",
+        "the same for two float8 rows of context parallel (two more rates fitted to two other rows)",
         "{most:.1%}",
         "at most 15 %",
         ("tokens/s, cp*",),
     ),
     Claim(
-        "pairs of rows over 5 % apart with the wrong simulated order",
+        "pairs of rows over 5 % apart in the wrong simulated order",
         "{:.0f}",
         "0",
         ("order*",),
     ),
     Claim(
-        "simulated collectives that differ from the shipped scenarios' signatures",
+        "simulated collectives that differ from shipped scenarios' signatures",
         "{:.0f}",
         "0",
         ("collectives*",),

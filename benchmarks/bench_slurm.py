@@ -28,7 +28,7 @@ NUM_KILLS, SEED = 20, 1
 WRONG = ("lost rows", "orphans", "hangs", "tracebacks", "unreadable")
 CLAIMS = (
     Claim(
-        "Slurm, two nodes, random rank or daemon killed: finished cases lost, orphans, hangs, tracebacks",
+        "Slurm, two nodes, a random rank or daemon killed: lost finished cases, orphans, hangs, tracebacks",
         "{:.0f}, {:.0f}, {:.0f}, {:.0f} in {:.0f} kills",
         "0, 0, 0, 0",
         (*(f"slurm: {name}" for name in WRONG[:4]), "slurm: kills"),

@@ -40,8 +40,8 @@ WANTED_TIME, WANTED_SHARE = 1.05, 0.25
 IS_LONG = True
 CLAIMS = (
     Claim(
-        "step time of the plan that `tune` recommends on this machine, relative to the best plan of each of two "
-        "models; time of the search, relative to measuring all plans",
+        "step time of the plan that `tune` recommends here relative to the best plan, for two models; time of the "
+        "search relative to measuring all plans",
         "{:.2f}, {:.2f}; {:.0%}, {:.0%}",
         "at most 1.05; at most 25 %",
         ("recommended*", "share*"),

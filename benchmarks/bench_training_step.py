@@ -28,7 +28,7 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
 AT_MOST = 1.05
 CLAIMS = (
     Claim(
-        "time of a training step with `calibrated_planning` relative to without, interleaved, with 95 % interval: "
+        "time of a training step with `calibrated_planning` relative to without, interleaved, 95 % interval: "
         + ", ".join(STEPS),
         "; ".join(["{:.2f} [{:.2f}, {:.2f}]"] * len(STEPS)),
         f"interval's end at most {AT_MOST}",

@@ -37,7 +37,7 @@ TRIAL = 200  # repeats of the extra work in the launch that tells what one costs
 IS_LONG = True
 CLAIMS = (
     Claim(
-        f'tables of 8 identical step variants with any verdict but "within noise", of {LAUNCHES} launches: default; '
+        f'tables of 8 identical step variants with a verdict other than "within noise", of {LAUNCHES} launches: default; '
         "next to a busy neighbour; `--quick`",
         "{:.0%}; {:.0%}; {:.0%}",
         "at most 5 %",
@@ -50,27 +50,26 @@ CLAIMS = (
         ("identical, *, names redrawn",),
     ),
     Claim(
-        f"launches with any verdict of `case.versus` over all pairs of 6 identical collectives ({LAUNCHES} quick "
-        "launches, next to a neighbour that is busy for 2 s and idle for 2 s); the same with names permuted in each "
-        "pass",
+        f"launches with a verdict of `case.versus` over all pairs of 6 identical collectives ({LAUNCHES} quick "
+        "launches, next to a neighbour busy and idle for 2 s each); with names permuted in each pass",
         "{:.0%}; {:.1%}",
         "at most 5 %",
         ("versus, launches", "versus, names redrawn"),
     ),
     Claim(
-        "variants about 20 %, 10 % slower that a default launch reports as slower",
+        "variants about 20 %, 10 % slower that a default launch detects",
         "{:.0%}; {:.0%}",
         "at least 95 %; 60 %",
         ("slower by 20 %*", "slower by 10 %*"),
     ),
     Claim(
-        "intervals of a median that contain the median of all identical copies",
+        "intervals of a median that contain all identical copies' median",
         "{:.0%}",
         "at least 90 %",
         ("intervals*",),
     ),
     Claim(
-        "largest difference of the memory of a variant measured first, last and alone",
+        "largest difference of a variant's memory measured first, last and alone",
         "{:.0f} bytes",
         "0",
         ("memory*",),
