@@ -40,12 +40,6 @@ CLAIMS = (
         "at least 40 each",
         tuple(f"families: {part}" for part in PARTS),
     ),
-    Claim(
-        "of them `wrong` with their cause (random numbers, a contrastive loss)",
-        "{:.0f}",
-        "no limit",
-        ("families wrong*",),
-    ),
 )
 
 

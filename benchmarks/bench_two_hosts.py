@@ -30,7 +30,7 @@ IS_LONG = True
 CLAIMS = (
     Claim(
         "two hosts of 4 ranks, 8 MB on 2x4: time of the planner chosen by prediction relative to greedy's, min_cost's; "
-        "rate of the link relative to within a host",
+        "rate of the link relative to the rate within a host",
         "{:.2f}, {:.2f}; {:.0%}",
         "at most 0.60, 0.70; about 10 %",
         ("two hosts: ours / *", "two hosts: link*"),

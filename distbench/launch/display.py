@@ -31,7 +31,7 @@ class Plain(Display):
     def event(self, event: dict[str, Any]) -> None:
         """Count the event, and print a line if the previous line is old enough."""
         if event["event"] == "caution":
-            self._line(f"caution: {event['text']}")
+            self._line(f"warning: {event['text']}")
         # Relaunched ranks send the same plan again; a sweep adds cases.
         if event["event"] == "plan" and event["num_cases"] > self._total:
             if not self._total:
@@ -67,7 +67,7 @@ class Live(Display):
         """Update the bar and the text after it."""
         match event["event"]:
             case "caution":
-                self._progress.console.print(f"caution: {clean(event['text'])}", markup=False, highlight=False)
+                self._progress.console.print(f"warning: {clean(event['text'])}", markup=False, highlight=False)
             case "plan" if event["num_cases"] > (self._progress.tasks[self._task].total or 0):
                 self._progress.update(self._task, total=event["num_cases"])
             case "case":

@@ -249,7 +249,7 @@ def _severity(texts: Sequence[str]) -> str:
 
 def _line_look(text: str) -> str:
     """CSS classes of a sentence. A sentence that begins with a space continues the previous sentence."""
-    look = BAD if text.strip().startswith("NOT ") else FAINT if text.strip().startswith(("caution", "warning")) else ""
+    look = BAD if text.strip().startswith("NOT ") else FAINT if text.strip().startswith("warning") else ""
     return f"{'more' * text.startswith(' ')} {look}".strip()
 
 

@@ -162,7 +162,7 @@ def test_a_host_without_its_driver_is_named_to_all_before_ranks_form_groups() ->
 
 def test_a_caution_is_shown_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
     Plain("mine", sys.stderr).event({"event": "caution", "text": "the clock of host b is wrong"})
-    assert capsys.readouterr().err == "mine: caution: the clock of host b is wrong\n"
+    assert capsys.readouterr().err == "mine: warning: the clock of host b is wrong\n"
 
 
 class Silent(socket.socket):
