@@ -35,7 +35,7 @@ IS_LONG = True
 CLAIMS = (
     Claim(
         "false verdicts of `distbench gate` without a change, 10 pairs in all orders: pytest-benchmark, timeit (CSV), "
-        "distbench (JSON lines); numbers of launches here as nccl-tests, torchtitan, vLLM",
+        "distbench (JSON lines); launches here in the formats of nccl-tests, torchtitan, vLLM",
         "{:.1%}, {:.1%}, {:.1%}; {:.1%}, {:.1%}, {:.1%}",
         "at most 5 %",
         ("*false verdicts",),

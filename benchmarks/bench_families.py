@@ -34,8 +34,8 @@ PARTS = ("check", "run", "trace", "simulate", "around")
 LEAST = -40.0
 CLAIMS = (
     Claim(
-        "44 Hugging Face families, default config, FSDP2: right, or one sentence with cause and fix, in `check`; `run`; "
-        "its traces; `simulate`; `tune --around-my-plan`",
+        "44 Hugging Face families, default config, FSDP2: right, or one sentence with cause and fix, in `check`; "
+        "`run`; its traces; `simulate`; `tune --around-my-plan`",
         "{:.0f}; {:.0f}; {:.0f}; {:.0f}; {:.0f}",
         "at least 40 each",
         tuple(f"families: {part}" for part in PARTS),

@@ -37,8 +37,8 @@ TRIAL = 200  # repeats of the extra work in the launch that tells what one costs
 IS_LONG = True
 CLAIMS = (
     Claim(
-        f'tables of 8 identical step variants with a verdict other than "within noise", of {LAUNCHES} launches: default; '
-        "next to a busy neighbour; `--quick`",
+        f'tables of 8 identical step variants with a verdict other than "within noise", of {LAUNCHES} launches: '
+        "default; next to a busy neighbour; `--quick`",
         "{:.0%}; {:.0%}; {:.0%}",
         "at most 5 %",
         ("identical, *, launches",),

@@ -447,7 +447,7 @@ def say_once(text: str) -> None:
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """Which numbers are judged of files that distbench did not write."""
+    """Options for the judged numbers in files of other tools."""
 
     launch_column: str | None = option("--launch", metavar="COLUMN", help="Table: the launch. [a file is one launch]")
     case_column: str | None = option("--case", metavar="COLUMN,...", help="Table: the case, such as op,size.")

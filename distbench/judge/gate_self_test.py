@@ -205,7 +205,7 @@ def recorded(folder: Path, columns: NumberColumns | None = None) -> RecordedSeri
 
     Args:
         folder: of run files, or a file or folder of another tool.
-        columns: which numbers are read of another tool's files.
+        columns: the columns of the numbers in another tool's files.
 
     Raises:
         UserError: fewer than MIN_LAUNCHES launches, or no case that all launches measured.

@@ -119,7 +119,7 @@ def answer(gated: Gated, strict: bool = False) -> tuple[str, str]:
 
 
 def collect_text(more: str, num_launches: int) -> str:
-    """How to collect launches that can be judged; `more` is that of a launch, or "" where they were paired."""
+    """Return a sentence on how to collect launches for a verdict; `more` is the advice of a launch, or "" for pairs."""
     return f"launch both versions in turn, in random order, {num_launches} times each   ({more})".removesuffix("   ()")
 
 

@@ -99,7 +99,7 @@ class RunningModules:
 
 @contextlib.contextmanager
 def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
-    """Hook every module outside of its other hooks, so that collectives in hooks of a parallel style belong to the
+    """Add the outermost hooks to every module, so that collectives in hooks of a parallel style belong to the
     module."""
     modules = RunningModules(model)
     with contextlib.ExitStack() as hooks:

@@ -265,7 +265,7 @@ def sequence_sharded(
 def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
     """Gather the model's output along the sequence, in its original order, by a hook on the model's root.
 
-    Returns whether the plan requests the gather and this mesh shards the sequence; otherwise does nothing.
+    Return True if the plan requests the gather and this mesh shards the sequence; otherwise add no hook.
     """
     if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
         return False

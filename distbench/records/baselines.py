@@ -246,7 +246,7 @@ def read_side(
         paths: run files, baseline files, nccl-tests' JSON files, and folders of them.
         side: its name in messages.
         warnings: receives sentences on files left out and on unreadable lines.
-        columns: which numbers are read of other tools' files; None where these are rejected.
+        columns: the columns of the numbers in other tools' files; None to reject these files.
 
     Raises:
         UserError: a path does not exist, a named file is of another kind, or a file of another tool cannot be judged.

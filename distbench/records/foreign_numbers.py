@@ -39,7 +39,7 @@ SECONDS_PER = {
 }
 UNIT_COLUMNS = ("unit", "units", "time_unit")
 OF_FILES = "file"  # --pair: launches of files with the same name form a pair
-IN_TABLE = "number the turns of both versions in a column, and give it as --pair"
+IN_TABLE = "number the launches of both versions in a column, and give this column as --pair"
 PER_FILE = "one file per launch"
 HEAD_BYTES = 4 << 20  # torchtitan logs its configuration first
 # Of `bench serve`, `bench throughput` and `bench latency`.
@@ -54,7 +54,7 @@ _RUN_FILE = re.compile(rb'\s*\{\s*"type":\s*"run"')
 
 @dataclass(frozen=True)
 class NumberColumns:
-    """Which numbers of a file are judged.
+    """The choice of the judged numbers in a file of another tool.
 
     Args:
         launch: column of the launch's name; None if a file is one launch.

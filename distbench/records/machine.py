@@ -314,7 +314,7 @@ def git_state() -> dict[str, Any]:
 
 
 def devices_here() -> list[dict[str, Any]]:
-    """Present clocks, temperatures and power of devices, and reasons of low clocks, or [] without nvidia-smi."""
+    """Return current clocks, temperatures and power of devices, and reasons of low clocks; [] without nvidia-smi."""
     return _device_rows(output_of) if shutil.which(SMI) else []
 
 

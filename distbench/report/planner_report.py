@@ -339,7 +339,7 @@ def _predictions(study: Study) -> Table:
 def _largest_gains(study: Study) -> Table:
     rows = [row for gain in study.largest_gains for row in _gain_rows(study.table, gain)]
     columns = ("<planner", "<path", "median", "coll.", "sent", "over\nbound", "<over greedy")
-    notes = ["coll. = collectives, sent = bytes that one rank sends as executed, bound = as above, unknown for Partial"]
+    notes = ["coll.: collectives; sent: bytes that one rank sends; bound: as in the table above, unknown for Partial"]
     subject = f"The {len(study.largest_gains)} pairs {study.focus_text}"
     title = f"{subject} with the largest gains over greedy beyond noise"
     breaks = frozenset(range(2, len(rows), 2))

@@ -108,7 +108,7 @@ def has_values(tensor: torch.Tensor) -> bool:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Declare the memory of a tensor without values pinned memory of the host; return the tensor."""
+    """Mark the memory of a tensor without values as pinned memory of the host; return the tensor."""
     _PINNED.add(tensor.untyped_storage())
     return tensor
 
