@@ -48,9 +48,9 @@ class Settings:
         iterations_per_sample: number of iterations per sample; several iterations are timed back to back (pipelined).
         seed: seed for data, initial parameters and the order of cases.
         max_relaunches: maximum number of new launches after cases that killed or hung a rank.
-        passes: number of passes over all cases, each with an equal share of the case's samples and seconds, so that other
-            load on the machine affects all cases equally. 0 means as many passes as the budget allows if a report
-            compares variants, else 1 pass.
+        passes: number of passes over all cases, each with an equal share of a case's samples and seconds, so that
+            other load on the machine affects all cases equally. 0 means as many passes as the budget allows if a
+            report compares variants, else 1 pass.
         check: a name from CHECKS: compare a step's gradients and loss, its loss only, or nothing with the step of one
             device. This device needs memory for the whole model with activations, without activations, or for neither.
     """
