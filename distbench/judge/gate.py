@@ -135,7 +135,7 @@ class Gated:
         stamps: differences in fields that may differ.
         shown: differences in fields that are never compared.
         warnings: sentences about files and launches.
-        more: how to collect more launches, or "" where `distbench ab` does that.
+        more: advice on more launches, or "" where `distbench ab` does that.
     """
 
     cases: list[CaseVerdict]

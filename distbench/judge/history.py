@@ -73,7 +73,7 @@ class Series:
         levels: the launches between changes, in order.
         is_tested: whether the number of launches suffices to detect a change.
         unit: of the points and levels; where a higher number is better, these are reciprocals.
-        more: how to collect more launches, or "" where `distbench ab` does that.
+        more: advice on more launches, or "" where `distbench ab` does that.
     """
 
     scenario: str

@@ -80,7 +80,7 @@ def peak_of(
     gradients: Collection[int],
     modules: RunningModules,
 ) -> Peak:
-    """Return the peak of the last of some steps.
+    """Return the peak of the last step, from the record of several steps.
 
     A thread of gloo may free a buffer long after the step. If all steps allocate the same blocks, each block's earliest
     end over the steps is used. Blocks that threads of gloo allocate have no mark and are left out.

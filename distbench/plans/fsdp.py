@@ -205,7 +205,7 @@ def _counters(model: nn.Module, unsharded: dict[str, nn.Parameter], plan: FsdpPl
 
 
 def average_whole_gradients(model: nn.Module, sharded: Sharded, plan: FsdpPlan | None, context: RankContext) -> None:
-    """Average the gradients of parameters that FSDP ignores, each once backward has finished it.
+    """Average the gradients of parameters that FSDP ignores, as soon as backward has completed each gradient.
 
     A second average changes nothing, so micro-batches may accumulate gradients.
     """

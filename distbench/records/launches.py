@@ -96,7 +96,7 @@ class Launch:
         invocation_id: shared by the launches of one `distbench run`, or None.
         label: the user's own text for it, or "".
         pair: the name that it shares with its partner on the other side, or None.
-        more: how to collect more launches that can be judged, or "" where `distbench ab` does that.
+        more: advice on more launches that can be judged, or "" where `distbench ab` does that.
     """
 
     run_id: str

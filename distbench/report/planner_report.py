@@ -292,7 +292,7 @@ def _regrets(study: Study) -> Table:
         "sent over\nthe bound", "planning,\nempty caches",
     )  # fmt: skip
     notes = [
-        "the best: the shortest measured time of a pair, which noise favours, so even the best choice costs a little",
+        "the best: the shortest measured time of a pair; noise shortens this time, so the best choice is also above 1",
         f"{CHOSEN}: the choice of distbench redistribute per pair, the better of torch's two planners, unless another "
         f"planner is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
         "bound: bytes that must arrive at the rank with the most missing data (geometric mean over pairs without "

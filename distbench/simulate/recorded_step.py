@@ -63,8 +63,9 @@ def recorded_ranks(
     ranks: Sequence[int] | None,
     assume: Mapping[str, Assumption] | None = None,
 ) -> list[Recording]:
-    """Record the second step of given ranks, or for None of rank 0 and all differing ranks; for a pipeline also of all
-    ranks with other stages. Raises the errors of `recorded`.
+    """Record the second step of the given ranks, and in a pipeline of all ranks with other stages.
+
+    `ranks=None` means rank 0 and all ranks whose step differs. Raises the errors of `recorded`.
     """
     by_rank: dict[int, RecordedRank] = {}
     waiting = [0] if ranks is None else list(ranks)
