@@ -61,7 +61,7 @@ class PlanCounts:
 
 
 class Steps(list[Any]):
-    """torch's steps of a path by distbench, which torch must not merge.
+    """A path by distbench as steps of torch, which torch must not merge.
 
     torch merges steps over mesh dims that were flattened into one. The steps would then differ from the priced steps,
     and be wrong for uneven nested shards (pytorch PR 194457). `above_max_bytes` has the reason for a path above the
