@@ -155,7 +155,7 @@ def _by_plugin(
 
 
 def planning_switch(name: str, profile: Profile | None, context: RankContext, native: bool = False) -> Switch:
-    """Context in which DTensor plans by one of torch's planners or by the profile; plans are kept while inactive.
+    """Context in which DTensor plans by one of torch's planners or by the profile; the plans are reused each time.
 
     Raises `Unsupported` if the profile has no line for a step.
     """

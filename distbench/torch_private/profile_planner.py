@@ -231,8 +231,8 @@ def calibrated_planning(
     digest = loaded.digest()
     if check_ranks and len(set(_on_all_ranks(f"{digest}, {max_bytes}"))) > 1:
         raise UserError(
-            "the ranks have different profiles or max_bytes, with which they would wait forever; use the same on all "
-            "ranks"
+            "the ranks have different profiles or max_bytes and would wait forever; use the same profile and max_bytes "
+            "on all ranks"
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     require_known_planner()
