@@ -253,7 +253,7 @@ def run(
 
 
 def ending_of(ctx: click.Context) -> Ending:
-    """Return the ending of the command of this context so far."""
+    """Return the current command's ending so far."""
     ending: Ending = ctx.meta.setdefault(__name__, Ending())
     return ending
 

@@ -86,7 +86,7 @@ class CaseVerdict:
         verdict: one of VERDICTS.
         paired: whether launches were compared in pairs.
         metrics: one verdict per metric, the deciding metric first; empty if nothing was compared.
-        unit: of the metrics' numbers; where a higher one is better, these are reciprocals.
+        unit: unit of the metrics' numbers, which are reciprocals if higher numbers are better.
     """
 
     scenario: str
