@@ -86,8 +86,8 @@ NOTES = (
     "equals the measured change",
 )
 OF_RECIPROCALS = (
-    "numbers of which a higher one is better are judged as reciprocals: mean is their harmonic mean, p10 their 90th "
-    "percentile, and the tolerance is of the reciprocal"
+    "if higher numbers are better, their reciprocals are judged: mean is the harmonic mean, p10 the 90th percentile, "
+    "and the tolerance is of the reciprocal"
 )
 
 

@@ -38,7 +38,7 @@ def _ignore_interrupts() -> None:
 
 
 class Stop:
-    """The state of whether this process has received a stop signal."""
+    """A record of a stop signal that this process has received."""
 
     def __init__(self) -> None:
         self.is_requested = False
