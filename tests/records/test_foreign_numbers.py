@@ -85,7 +85,7 @@ def test_the_command_line_has_the_gate_s_answers_and_exit_codes(tmp_path: Path) 
     assert record["exit_code"] == 1 and record["cases"][0]["unit"] == {"name": "s", "is_reciprocal": False}
     assert run("gate", base, new, *COLUMNS, "--format", "markdown").output.startswith("# gate: FAIL: 1 regression")
     unpaired = run("gate", base, new, "--launch", "turn", *COLUMNS[:4])
-    assert unpaired.exit_code == 0 and "and give it as --pair" in " ".join(unpaired.output.split())
+    assert unpaired.exit_code == 0 and "and give this column as --pair" in " ".join(unpaired.output.split())
     few = [as_csv(tmp_path / f"few{index}.csv", rows(1.0, count=1)) for index in (0, 1)]
     done = run("gate", *few, *COLUMNS[:4], "--launch", "turn")
     assert done.exit_code == 4 and "UNKNOWN: 3 inconclusive. 1 launch per side; a verdict needs at" in done.output
