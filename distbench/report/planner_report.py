@@ -142,7 +142,7 @@ def _prediction_line(study: Study) -> str:
     rank, ranked = study.ranking, ""
     if rank.num_plans:
         apart, share = units.percent_text(APART), units.percent_text(rank.num_right / rank.num_plans)
-        ranked = f", and rank {share} of {rank.num_plans} plan pairs correctly, which are predicted over {apart} apart"
+        ranked = f", and rank {share} of {rank.num_plans} plan pairs correctly (predictions over {apart} apart)"
     errors = " to ".join(dict.fromkeys(f"{100 * end(overall):.0f}" for end in (min, max)))
     return (
         "A choice of each pair's planner only by the profile's prediction takes "
@@ -292,7 +292,7 @@ def _regrets(study: Study) -> Table:
         "sent over\nthe bound", "planning,\nempty caches",
     )  # fmt: skip
     notes = [
-        "the best: the shortest measured time of a pair; noise shortens this time, so every choice is above 1",
+        "the best: the shortest measured time of a pair; noise shortens this time, so a perfect choice is also above 1",
         f"{CHOSEN}: the choice of distbench redistribute per pair, the better of torch's two planners, unless another "
         f"planner is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
         "bound: bytes that must arrive at the rank with the most missing data (geometric mean over pairs without "
