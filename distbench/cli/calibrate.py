@@ -5,8 +5,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,18 @@ import click
 from distbench.cli import STARTED_AT
 from distbench.cli.options import (
     PATH,
+    cases_option,
     check_writable,
     dry_run_option,
     format_option,
     make_folder,
     mesh_option,
+    option,
+    options_of,
     quick_option,
     quiet_option,
     refuse_with,
+    refuse_without,
     say,
     width_option,
 )
@@ -43,15 +47,50 @@ from distbench.spec.mesh import mesh_size
 if TYPE_CHECKING:
     from distbench.launch import Request
     from distbench.launch.rendezvous import Joined
+    from distbench.planning.cost_profile import Profile
     from distbench.spec import Job
 
 HARDWARE = "hardware.json"
 # Passes and timed seconds for a hardware file: several passes over the operators, because one period may be slow.
 PASSES, OPERATORS_S, STEPS_S = 4, 12.0, 10.0
 SHORT = 10.0  # the factor by which --quick is shorter
+NO_BASE = (
+    "no hardware file was written and the profile has free copies, because the files have no device rates; give --base "
+    "NAME, such as --base h100"
+)
+
+
+# Options of measurements, which --from has not.
+OF_MEASUREMENT = ("mesh", "device", "quick", "plots", "timeout_s", "dry_run", "yes")
+
+
+@dataclass(frozen=True)
+class FromOptions:
+    """Files to fit instead of measuring."""
+
+    sources: tuple[Path, ...] = option(
+        "--from",
+        default=(),
+        multiple=True,
+        type=PATH,
+        metavar="FILE...",
+        help="Measure nothing; fit to files of nccl-tests (-J), run files, folders, or runs such as last.",
+    )
+    base: str | None = option(
+        "--base", metavar="NAME|FILE", help="--from: hardware file; the files replace its figures of links."
+    )
+    devices_per_node: int | None = option(
+        "--devices-per-node",
+        type=click.IntRange(1, 1024),
+        metavar="N",
+        help="--from: devices per node. [of the host names in the files, and of --base]",
+    )
 
 
 @click.command()
+@click.argument("more_sources", nargs=-1, metavar="[FILE]...", type=PATH)
+@options_of(FromOptions, "given_files")
+@cases_option
 @mesh_option("[dp_shard=2,tp=2]")
 @device_option
 @quick_option("Few samples are taken, enough for a first look but not for planning.")
@@ -84,6 +123,9 @@ SHORT = 10.0  # the factor by which --quick is shorter
 @format_option("table", "json")
 @width_option
 def calibrate(
+    more_sources: tuple[Path, ...],
+    given_files: FromOptions,
+    chosen: str,
     mesh: dict[str, int] | None,
     output: Path,
     hardware_out: Path | None,
@@ -102,11 +144,15 @@ def calibrate(
     `simulate --hardware FILE` predicts steps of any plan on this machine. On several hosts (torchrun, srun) the profile
     also lists the process groups of other meshes, one line per group shape.
 
+    With --from no ranks are started: the profile, and with --base the links of a hardware file, are fitted to earlier
+    runs or to files of nccl-tests.
+
     \b
     Examples:
       distbench calibrate --mesh dp_shard=2,tp=4 -o profile.json --plots plots
       distbench run redistribute --mesh dp_shard=2,tp=4 --profile profile.json
       distbench simulate llama_2d --hardware hardware.json
+      distbench calibrate --from all_reduce.json alltoall.json --base h100
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.job_request import hosts_of_ranks
@@ -117,6 +163,13 @@ def calibrate(
     elif only == "hardware":
         refuse_with("--only hardware", "plots", *(["output"] if hardware_out else []))
     check_writable(output, "-o")
+    if given_files.sources:
+        refuse_with("--from", *OF_MEASUREMENT)
+        sources = (*given_files.sources, *more_sources)
+        files = replace(given_files, sources=sources)
+        _calibrate_from(files, of_request["out"], chosen, output, hardware_out, only, form, quiet)
+        return
+    refuse_without("--from", "more_sources", "base", "devices_per_node", "chosen")
     if plots:
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
@@ -144,22 +197,73 @@ def calibrate(
             texts[output] = _write_profile(Path(jobs[0].run_file), output, plots)
         if hardware is not None:
             texts[hardware] = _write_hardware(jobs[-2], jobs[-1], hardware)
-        _say_files(texts, hardware, form, quiet, format_mesh(jobs[0].mesh))
+        use = ["run", "redistribute", "--mesh", format_mesh(jobs[0].mesh), "--profile", str(output)]
+        _say_files(texts, hardware, form, quiet, use)
     sys.exit(exit_code)
 
 
-def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quiet: bool, mesh: str) -> None:
-    """Print the text of each file, then the files and the next command."""
+def _calibrate_from(
+    files: FromOptions,
+    results: Path,
+    chosen: str,
+    output: Path,
+    hardware_out: Path | None,
+    only: str | None,
+    form: str,
+    quiet: bool,
+) -> None:
+    """Fit the profile and the hardware file to files, and write both only if both can be fitted."""
+    from distbench.planning.measured_collectives import lacking, num_ranks_of, profile_from, read_sources, timings_in
+    from distbench.records.results_folder import with_cases
+    from distbench.report.calibrations import profile_text
+    from distbench.show.terminal import text_of
+    from distbench.simulate.measured_links import copies_of, write_links
+
+    if files.base is None:
+        refuse_without("--base", "hardware_out")
+        if only == "hardware":
+            raise UserError("--only hardware needs device rates with --from; give --base NAME, such as --base h100")
+    hardware = (hardware_out or output.with_name(HARDWARE)) if files.base and only != "profile" else None
+    if hardware is not None:
+        check_writable(hardware, "--hardware-out")
+    warnings: list[str] = []
+    runs = with_cases(read_sources(files.sources, results, warnings), chosen)
+    timings, measured = timings_in(runs, files.devices_per_node, warnings)
+    texts, use = {}, []
+    if only != "hardware":
+        copies = copies_of(files.base) if files.base else None
+        profile = profile_from(timings, measured, files.devices_per_node, copies)
+        texts[output] = profile_text(profile)
+        if problems := [*lacking(profile)]:
+            warnings += problems
+        else:
+            mesh = format_mesh(profile.mesh)
+            use = ["redistribute", "--all-pairs", "--shape", "4096,4096", "--mesh", mesh, "--profile", str(output)]
+    if hardware is not None:
+        assert files.base is not None
+        tables = write_links(hardware, files.base, timings, files.devices_per_node, num_ranks_of(measured))
+        texts[hardware] = text_of(tables)
+    if only != "hardware":
+        _save_profile(profile, output)
+    if files.base is None:
+        warnings.append(NO_BASE)
+    _say_files(texts, hardware, form, quiet, use)
+    if not quiet:
+        for warning in warnings:
+            say(f"warning: {warning}", err=True)
+
+
+def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quiet: bool, use: Sequence[str]) -> None:
+    """Print the text of each file, then the files and the next command, `use` without a hardware file."""
     if form == "json":
         click.echo(json.dumps([json.loads(file.read_text(encoding="utf-8")) for file in texts], indent=1))
     if form == "json" or quiet:
         return
     say("\n\n".join(texts.values()))
     say(f"Calibrated in {time.time() - STARTED_AT:.0f} s: {', '.join(map(str, texts))}.")
-    profile = str(next(iter(texts)))
-    use = ["simulate", "llama_2d", "--hardware", str(hardware)]
-    use = use if hardware is not None else ["run", "redistribute", "--mesh", mesh, "--profile", profile]
-    say(f"Next: {shlex.join(['distbench', *use])}")
+    use = use if hardware is None else ["simulate", "llama_2d", "--hardware", str(hardware)]
+    if use:
+        say(f"Next: {shlex.join(['distbench', *use])}")
 
 
 def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: str | None) -> Path | None:
@@ -199,14 +303,18 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
 
     run = read_run(run_file)
     profile = profile_of(run)
-    try:
-        profile.save(output)
-    except OSError as error:
-        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
+    _save_profile(profile, output)
     if plots:
         for path in draw(calibration_figures(profile, measured_in(run)), plots):
             say(f"drawn: {path}", err=True)
     return profile_text(profile)
+
+
+def _save_profile(profile: "Profile", output: Path) -> None:
+    try:
+        profile.save(output)
+    except OSError as error:
+        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
 
 
 def _write_hardware(operators: "Job", steps: "Job", hardware: Path) -> str:

@@ -104,12 +104,21 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.error if self.held_out_error is None else self.held_out_error
 
     @property
+    def worst_error(self) -> float:
+        """Largest |predicted / measured - 1| of the samples fitted; 0 without samples."""
+        ratios = (
+            self.seconds(payload_bytes, num_copies, *num_messages) / seconds
+            for payload_bytes, num_copies, seconds, *num_messages in self.samples
+        )
+        return max((abs(ratio - 1) for ratio in ratios), default=0.0)
+
+    @property
     def parameters(self) -> tuple[float, ...]:
         """All parameters of a prediction: COSTS and the knee (infinity without a knee)."""
         knee = math.inf if self.knee_bytes is None else self.knee_bytes
         return (*(float(getattr(self, name)) for name in COSTS), float(knee))
 
-    def seconds(self, payload_bytes: float, num_copies: float = 0, num_messages: int = 0) -> float:
+    def seconds(self, payload_bytes: float, num_copies: float = 0, num_messages: float = 0) -> float:
         """Return predicted seconds."""
         total = self.base_s + self.per_copied_byte_s * payload_bytes * num_copies + self.per_message_s * num_messages
         if self.knee_bytes is None or payload_bytes <= self.knee_bytes:
@@ -128,10 +137,15 @@ def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
 
 
 def fit_line(
-    op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
+    op: str,
+    mesh_dim: str,
+    group_size: int,
+    samples: Sequence[Sample],
+    held_out: Sequence[Sample] = (),
+    is_straight: bool = False,
 ) -> Line:
     """Fit a line by non-negative least squares on the relative error, centred on the median; `held_out` samples
-    validate it.
+    validate it. A straight line has no knee.
 
     Raises ValueError for samples of fewer than two sizes.
     """
@@ -140,7 +154,7 @@ def fit_line(
         raise ValueError(f"a line of {op} over {mesh_dim} needs samples of two sizes, but has {len(sizes)}")
     blank = Line(op, mesh_dim, group_size, 0.0, 0.0)
     best, miss = _fit(blank, samples, None)
-    if len(sizes) >= KNEE_MIN_SIZES and miss > STRAIGHT_ERROR * math.sqrt(len(samples)):
+    if not is_straight and len(sizes) >= KNEE_MIN_SIZES and miss > STRAIGHT_ERROR * math.sqrt(len(samples)):
         bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
         if bent[1] <= KNEE_GAIN * miss:
             best = bent[0]

@@ -16,7 +16,7 @@ from distbench.records import foreign_numbers
 from distbench.records.foreign_numbers import NumberColumns
 from distbench.records.launches import Launch, Value, launch_of
 from distbench.records.machine import slug
-from distbench.records.nccl_tests import read_nccl_tests
+from distbench.records.nccl_tests import is_nccl_tests, read_nccl_tests
 from distbench.records.results_folder import BASELINES, NO_RUNS, read_each, run_files_in
 from distbench.records.run_file import (
     MAX_RUN_BYTES,
@@ -317,6 +317,6 @@ def _sniffed(path: Path, columns: NumberColumns | None) -> str | None:
         head = file.read(512)
         if b'"distbench_baseline"' in head:
             return "baseline"
-        if b'"version"' in head and b'"start_time"' in head and b'"args"' in head:
+        if is_nccl_tests(head):
             return "nccl-tests"
         return None if columns is None else foreign_numbers.kind_of(head, file, columns)

@@ -17,6 +17,7 @@ from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import read_json
 from distbench.spec.json_decoder import Count, Time, decode, is_of_type
+from distbench.spec.mesh import dim_shape
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
 OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
@@ -47,8 +48,9 @@ def read_nccl_tests(path: Path) -> Run:
         name = Path(str(data["args"][0])).name.removesuffix("_perf").removesuffix("_perf_mpi")
         op = OPS.get(name, name)
         devices = (data.get("config") or {}).get("devices") or []
+        group_size, shape = _group_of(devices)
         cases = [
-            _case(row, op, placement, max(len(devices), 1))
+            _case(row, op, placement, group_size, shape)
             for row in results
             for placement in PLACEMENTS
             if isinstance(row.get(placement), dict)
@@ -67,6 +69,24 @@ def read_nccl_tests(path: Path) -> Run:
     left_out = len(cases) - len(by_id)
     twice = f"{path.name}: left out {left_out} results with the size and placement of an earlier result"
     return Run(path, header, list(reversed(by_id.values())), footer, [twice] if left_out else [])
+
+
+def _group_of(devices: list[Record]) -> tuple[int, str | None]:
+    """Return the ranks of a group (NCCL_TESTS_SPLIT makes several) and its shape; None for devices without hosts."""
+    groups: dict[Any, list[int]] = {}
+    hosts = []
+    for number, device in enumerate(sorted(devices, key=lambda device: int(device.get("rank", 0)))):
+        groups.setdefault(device.get("group", 0), []).append(number)
+        hosts.append(device.get("hostname"))
+    sizes = sorted({len(ranks) for ranks in groups.values()})
+    if len(sizes) > 1:
+        raise ValueError(f"groups of {' and '.join(map(str, sizes))} ranks")
+    return (sizes[0] if sizes else 1), (dim_shape(groups.values(), hosts) if hosts and all(hosts) else None)
+
+
+def is_nccl_tests(head: bytes) -> bool:
+    """Return whether a file that begins with `head` is one of nccl-tests."""
+    return b'"version"' in head and b'"start_time"' in head and b'"args"' in head
 
 
 def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
@@ -104,7 +124,7 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
     }
 
 
-def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
+def _case(row: Record, op: str, placement: str, group_size: int, shape: str | None) -> Record:
     fields = decode(row, ResultRow)
     dtype, root = DTYPES.get(fields.type, fields.type), str(fields.root).strip()
     reduction = [fields.redop] if fields.redop != "none" else []
@@ -119,12 +139,13 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
     if is_wrong:
         status, error = "wrong", f"{wrong:g} elements are wrong"
     params = {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": fields.size}
+    params |= {"lies": shape} if shape else {}
     result = CaseResult(
         Case(f"collective/{dtype}[{fields.count}]/{'/'.join(how)}", "collective", params),
         status,
         [time * 1e-6 for time in times_us] if usable else [],
         payload_bytes=fields.size,
-        group_size=num_ranks,
+        group_size=group_size,
         mesh_dim=MESH_DIM,
         backend="nccl",
         backend_op=op,

@@ -46,6 +46,7 @@ COLUMNS: TableColumns = (
     ("knee", lambda line: NOTHING if line.knee_bytes is None else size_text(line.knee_bytes)),
     ("beyond", lambda line: NOTHING if line.knee_bytes is None else _rate_text(line.per_byte_beyond_s)),
     ("fit error", lambda line: percent_text(line.error)),
+    ("worst", lambda line: percent_text(line.worst_error) if line.samples else NOTHING),
     ("held out", lambda line: NOTHING if line.held_out_error is None else percent_text(line.held_out_error)),
     ("samples", lambda line: str(len(line.samples))),
 )
@@ -73,12 +74,12 @@ def _profile_table(profile: Profile) -> Table:
             if line.per_message_s
         ),
         "payload: the full gathered or scattered buffer; for direct, bytes that the busiest rank sends or receives",
-        "errors: median of |predicted / measured - 1|, over fitted sizes and over held-out sizes",
+        "errors: |predicted / measured - 1|, median and worst over fitted sizes, median over held-out sizes",
     ]
     neighbours = enumerate(pairwise(profile.lines), start=1)
     breaks = [number for number, (line, following) in neighbours if line.mesh_dim != following.mesh_dim]
     columns = [column for column in COLUMNS if has_hosts or column[0] != "<hosts"]
-    return table_of(title, columns, profile.lines, notes, breaks, ("samples", "copied", "knee", "beyond"))
+    return table_of(title, columns, profile.lines, notes, breaks, ("samples", "copied", "knee", "beyond", "worst"))
 
 
 def _rate_text(per_byte_s: float) -> str:

@@ -317,6 +317,15 @@ def load_hardware(name: str) -> Hardware:
     Raises:
         UserError: the file does not exist, or a figure is missing, out of range or without a source.
     """
+    return hardware_of(*hardware_record(name, "--hardware"))
+
+
+def hardware_record(name: str, option: str) -> tuple[Any, str]:
+    """Return the record of the hardware file that `load_hardware` loads, unchecked, and its name in messages.
+
+    Raises:
+        UserError: the name is unknown, or the file cannot be read. `option` begins the message.
+    """
     path = Path(name)
     if name in shipped_hardware():
         path = FOLDER / f"{name}.json"
@@ -324,8 +333,8 @@ def load_hardware(name: str) -> Hardware:
         path = Path(load_plugin("hardware", name))
     elif path.suffix != ".json":
         suggestion = nearest(name, [*shipped_hardware(), *plugin_names("hardware")])
-        raise UserError(f"--hardware {name!r} is unknown ({suggestion}); use a known name, or a path to a .json file")
-    return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
+        raise UserError(f"{option} {name!r} is unknown ({suggestion}); use a known name, or a path to a .json file")
+    return read_json(path, "hardware file"), f"hardware file {path}"
 
 
 def hardware_of(record: Any, where: str, advice: str = FORMAT.advice) -> Hardware:

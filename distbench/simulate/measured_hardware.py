@@ -81,11 +81,11 @@ def _measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, 
             operators[params["what"]].append(point)
     if missing := next((name for name, points in operators.items() if not points), None):
         raise UserError(f"{run.path} has no {missing}; measure with distbench calibrate")
-    rising_operators = {name: _rising(points) for name, points in operators.items()}
-    return rising_operators, {key: _rising(points) for key, points in collectives.items()}
+    rising_operators = {name: rising(points) for name, points in operators.items()}
+    return rising_operators, {key: rising(points) for key, points in collectives.items()}
 
 
-def _rising(points: Points) -> Points:
+def rising(points: Points) -> Points:
     """Return ascending points, one per amount; times never fall with larger amounts."""
     longest_s, by_amount = 0.0, dict[float, float]()
     for amount, seconds in sorted(points):
@@ -177,15 +177,24 @@ def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[
     Raises:
         UserError: a part has no measurement, a figure is out of range, or the file cannot be written.
     """
-    record = _hardware_record(operators, steps, recordings)
+    return save_hardware(path, _hardware_record(operators, steps, recordings))
+
+
+def save_hardware(path: Path, record: dict[str, Any]) -> Hardware:
+    """Write a hardware file, one line per figure and curve, and return the machine.
+
+    Raises:
+        UserError: a figure is out of range, or the file cannot be written.
+    """
     hardware = hardware_of(record, ABSURD, ADVICE)
-    figures, host = record.pop("figures"), record.pop("host")
-    head = json.dumps(record)[1:-1]
-    inner = ",\n".join(f'  "{part}": {_by_line(host[part])}' for part in ("figures", "operators", "collectives"))
-    ranks = json.dumps({name: host[name] for name in ("num_ranks", "hosts") if name in host})[1:-1]
-    text = f'{{{head},\n"figures": {_by_line(figures)},\n"host": {{{ranks},\n{inner}}}}}\n'
+    head = {name: value for name, value in record.items() if name not in ("figures", "host")}
+    text = f'{{{json.dumps(head)[1:-1]},\n"figures": {_by_line(record["figures"])}'
+    if host := record.get("host"):
+        inner = ",\n".join(f'  "{part}": {_by_line(host[part])}' for part in ("figures", "operators", "collectives"))
+        ranks = json.dumps({name: host[name] for name in ("num_ranks", "hosts") if name in host})[1:-1]
+        text += f',\n"host": {{{ranks},\n{inner}}}'
     try:
-        write_whole(path, text)
+        write_whole(path, text + "}\n")
     except OSError as error:
         raise UserError(f"--hardware-out {path} cannot be written ({error.strerror}); choose another file") from error
     return hardware
@@ -221,10 +230,10 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
         "host": {
             "num_ranks": num_ranks,
             "figures": _figures(dict.fromkeys(HOST_FIGURES.keys() - LEFT_OUT.keys(), 0.0), "measured", source),
-            "operators": {name: _rounded(points) for name, points in operators.items()},
+            "operators": {name: rounded(points) for name, points in operators.items()},
             **({"hosts": list(hosts)} if len(set(hosts)) > 1 else {}),
             "collectives": [
-                {"kind": kind, "group_size": size, **({"hosts": shape} if shape else {}), "points": _rounded(points)}
+                {"kind": kind, "group_size": size, **({"hosts": shape} if shape else {}), "points": rounded(points)}
                 for kind, size, _, shape, points in in_order
             ],
         },
@@ -244,12 +253,12 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
     mean_factor = {"operator_factor": math.prod(factors.values()) ** (1 / len(factors))}
     fitted = _figures(mean_factor, "fitted", factor_source)
     record["host"]["figures"] = _figures(costs, "measured", source) | fitted
-    record["figures"]["host_s"]["value"] = _short(costs["operator_s"])
+    record["figures"]["host_s"]["value"] = short(costs["operator_s"])
     return record
 
 
 def _figures(values: Mapping[str, float], basis: str, source: str) -> dict[str, Any]:
-    return {name: {"value": _short(value), "basis": basis, "source": source} for name, value in values.items()}
+    return {name: {"value": short(value), "basis": basis, "source": source} for name, value in values.items()}
 
 
 def _device_figures(
@@ -285,11 +294,13 @@ def _device_figures(
     return _figures(measured, "measured", source) | _figures(guessed, "guess", GUESSED_NETWORK)
 
 
-def _rounded(points: Points) -> list[list[float]]:
-    return [[amount, _short(seconds)] for amount, seconds in points]
+def rounded(points: Points) -> list[list[float]]:
+    """Return points as in a file."""
+    return [[amount, short(seconds)] for amount, seconds in points]
 
 
-def _short(value: float) -> float:
+def short(value: float) -> float:
+    """Return a figure as in a file; an int remains an int."""
     return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
 
 

@@ -1,8 +1,10 @@
 """Times of one operator or collective: on a device by its rates and links, and on the host that issues it."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 from distbench.simulate.compile_float8 import FLOAT8, HALF
 from distbench.simulate.hardware_file import Curve, Hardware, HostFigures
@@ -86,17 +88,40 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
         within = "peer_bytes_per_s" if size == 2 else "ring_bytes_per_s"
         fixed = hardware["node_base_s" if nodes == 1 else "network_base_s"]
         return fixed + collective.payload_bytes / hardware[within if nodes == 1 else "network_bytes_per_s"]
-    turns = 2 if collective.kind == "all_reduce" else 1
-    moved = turns * (size - 1) / size * collective.payload_bytes
-    if collective.kind in ("broadcast", "send", "recv"):
-        moved = float(collective.payload_bytes)
-    if nodes == 1:
-        return hardware["node_base_s"] + moved / hardware["node_bytes_per_s"]
+    return link_s(collective.kind, collective.payload_bytes, size, on_nodes, hardware)
+
+
+class LinkLoad(NamedTuple):
+    """Bytes of a collective that pass each device's link, links that add up, and nodes beyond the first two."""
+
+    num_bytes: float
+    num_links: float
+    num_hops: int
+
+
+def link_load(kind: str, payload_bytes: float, group_size: int, on_nodes: Sequence[int]) -> LinkLoad:
+    """Return the load of a collective in a group of two or more ranks; the rules are those of `collective_s`.
+
+    Args:
+        payload_bytes: nccl-tests' S.
+        on_nodes: the group's ranks on each of its nodes.
+    """
+    turns = 2 if kind == "all_reduce" else 1
+    share = 1.0 if kind in ("broadcast", "send", "recv") else turns * (group_size - 1) / group_size
+    if len(on_nodes) == 1:
+        return LinkLoad(share * payload_bytes, 1.0, 0)
     num_here = min(on_nodes)
-    num_links = (size - 1) / (size - num_here) if collective.kind == "all_to_all" else num_here
-    bandwidth = min(hardware["node_bytes_per_s"], hardware["network_bytes_per_s"] * num_links)
-    fixed = hardware["network_base_s"] + turns * (nodes - 2) * hardware["network_hop_s"]
-    return fixed + moved / bandwidth
+    num_links = (group_size - 1) / (group_size - num_here) if kind == "all_to_all" else num_here
+    return LinkLoad(share * payload_bytes, num_links, turns * (len(on_nodes) - 2))
+
+
+def link_s(kind: str, payload_bytes: float, group_size: int, on_nodes: Sequence[int], hardware: Hardware) -> float:
+    """Return the seconds of a collective by the rules of `collective_s`; arguments as in `link_load`."""
+    load = link_load(kind, payload_bytes, group_size, on_nodes)
+    if len(on_nodes) == 1:
+        return hardware["node_base_s"] + load.num_bytes / hardware["node_bytes_per_s"]
+    bandwidth = min(hardware["node_bytes_per_s"], hardware["network_bytes_per_s"] * load.num_links)
+    return hardware["network_base_s"] + load.num_hops * hardware["network_hop_s"] + load.num_bytes / bandwidth
 
 
 def is_rotation(collective: Collective) -> bool:
