@@ -213,7 +213,13 @@ def _calibrate_from(
     quiet: bool,
 ) -> None:
     """Fit the profile and the hardware file to files, and write both only if both can be fitted."""
-    from distbench.planning.measured_collectives import lacking, num_ranks_of, profile_from, read_sources, timings_in
+    from distbench.planning.measured_collectives import (
+        num_ranks_of,
+        problems_of,
+        profile_from,
+        read_sources,
+        timings_in,
+    )
     from distbench.records.results_folder import with_cases
     from distbench.report.calibrations import profile_text
     from distbench.show.terminal import text_of
@@ -234,9 +240,9 @@ def _calibrate_from(
         copies = copies_of(files.base) if files.base else None
         profile = profile_from(timings, measured, files.devices_per_node, copies)
         texts[output] = profile_text(profile)
-        if problems := [*lacking(profile)]:
-            warnings += problems
-        else:
+        problems = [*problems_of(profile)]
+        warnings += problems
+        if not problems:
             mesh = format_mesh(profile.mesh)
             use = ["redistribute", "--all-pairs", "--shape", "4096,4096", "--mesh", mesh, "--profile", str(output)]
     if hardware is not None:

@@ -119,7 +119,11 @@ def _is_nccl_tests(file: Path) -> bool:
 
 
 def _read(file: Path) -> Run:
-    return read_nccl_tests(file) if _is_nccl_tests(file) else read_run(file)
+    if _is_nccl_tests(file):
+        return read_nccl_tests(file)
+    if file.suffix == ".json":
+        raise UserError(f"{file} is not a file of nccl-tests (-J FILE); give another file, or run files (.jsonl)")
+    return read_run(file)
 
 
 def timings_in(
@@ -165,9 +169,9 @@ def _timings_of(run: Run, devices_per_node: int | None, warnings: list[str]) -> 
     unusable = [record for record in records if record["status"] != "ok" or not record["samples_s"]]
     if unusable:
         why = unusable[0].get("error") or unusable[0]["status"]
-        warnings.append(f"{run.path.name}: {count_text(len(unusable), 'result')} left out, the first because {why}")
+        warnings.append(f"{run.path.name}: {count_text(len(unusable), 'result')} left out (the first: {why})")
     timings = []
-    other_ops = set()
+    other_ops, num_single = set(), 0
     try:
         for record in records:
             if record in unusable:
@@ -175,13 +179,19 @@ def _timings_of(run: Run, devices_per_node: int | None, warnings: list[str]) -> 
             timing = _timing_of(run, record, devices_per_node)
             if timing.group.op not in KINDS and not timing.is_step:
                 other_ops.add(timing.group.op)
-            elif timing.group.size > 1 and timing.sample.payload_bytes > 0:
+            elif timing.group.size == 1:
+                num_single += 1
+            elif timing.sample.payload_bytes > 0:
                 timings.append(timing)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         problem = f"{run.path} has a collective without the fields of distbench ({error!r})"
         raise UserError(f"{problem}; measure again with distbench run collectives") from error
     if other_ops:
         warnings.append(f"{run.path.name}: {', '.join(sorted(other_ops))} left out; usable are {', '.join(KINDS)}")
+    if num_single:
+        warnings.append(
+            f"{run.path.name}: {count_text(num_single, 'result')} of one rank, or of unknown ranks, left out"
+        )
     return timings
 
 
@@ -218,6 +228,8 @@ def _timing_of(run: Run, record: Record, devices_per_node: int | None) -> Timing
 
 def _shape_on_nodes(run: Run, size: int, shape: str | None, devices_per_node: int | None) -> str:
     """Return the shape of a group of nccl-tests; UserError for unknown hosts, or more ranks on a host than devices."""
+    if size == 1:
+        return "1"
     if shape is None and devices_per_node is None:
         raise UserError(
             f"{run.path} does not state the hosts of its {count_text(size, 'rank')}; give --devices-per-node N"
@@ -232,12 +244,14 @@ def _shape_on_nodes(run: Run, size: int, shape: str | None, devices_per_node: in
 
 def _require_microseconds(run: Run, op: str, size: int, bytes_per_s: float, reported: float | None) -> None:
     """Raise UserError if a time and the reported busbw, in GB/s, have different units."""
-    if op not in KINDS or size < 2 or not reported or reported < LEAST_BUSBW:
+    if op not in KINDS or size < 2 or not bytes_per_s or not reported or reported < LEAST_BUSBW:
         return
     ratio = bytes_per_s * busbw_factor(op, size) / 1e9 / reported
     if not 1 / WRONG_UNIT < ratio < WRONG_UNIT:
-        problem = f"{run.path} has times that are {ratio:.3g} times as fast as their own bus bandwidth"
-        raise UserError(f"{problem}; nccl-tests writes microseconds and GB/s, so use the file as written")
+        problem = f"{run.path} has a time that is {max(ratio, 1 / ratio):,.0f}x {'shorter' if ratio > 1 else 'longer'}"
+        raise UserError(
+            f"{problem} than its own bus bandwidth shows; give the file as nccl-tests wrote it, in us and GB/s"
+        )
 
 
 def _require_one_machine(runs: Sequence[Run]) -> None:
@@ -314,13 +328,17 @@ def profile_from(
         copies: seconds per copied byte for lines that are not of steps, and the source; None for free copies.
 
     Raises:
-        UserError: a group has only one size.
+        UserError: a group has only one size, or there is no collective of redistributions.
     """
     environments = [run.about.environment for run in runs]
     is_gloo = environments[0].backend == "gloo"
     mesh, hosts = _layout(timings, runs, devices_per_node)
     place = {name: number for number, name in enumerate(mesh)}
     lines = [_line(key, of_key, copies) for key, of_key in _by_line(timings, is_gloo).items()]
+    if not lines:
+        raise UserError(
+            f"no file has {', '.join(COLLECTIVES)}, which a profile needs; add files, or give --only hardware"
+        )
     lines.sort(key=lambda line: (place.get(line.mesh_dim, len(place)), line.group_size, line.op in LOCAL_OPS, line.op))
     source = f"distbench calibrate --from {', '.join(dict.fromkeys(timing.file for timing in timings))}"
     if not all(timing.is_step for timing in timings):
@@ -409,8 +427,9 @@ def _layout(
     return (covered or sizes)[0], hosts
 
 
-def lacking(profile: Profile) -> Iterator[str]:
-    """Yield a sentence per set of collectives that groups lack and redistributions need."""
+def problems_of(profile: Profile) -> Iterator[str]:
+    """Yield a sentence per set of collectives that groups lack, and on groups that the mesh cannot have."""
+    num_ranks = mesh_size(profile.mesh)
     ops: dict[tuple[str, int], set[str]] = {}
     for line in profile.lines:
         if line.op != DIRECT:  # over all mesh dims together
@@ -419,6 +438,8 @@ def lacking(profile: Profile) -> Iterator[str]:
     for (mesh_dim, size), measured in ops.items():
         if missing := tuple(op for op in COLLECTIVES if op not in measured):
             groups.setdefault(missing, []).append(f"{mesh_dim} of {size}")
+        if num_ranks % size:
+            yield f"{mesh_dim} of {size} is no part of a mesh of {num_ranks} ranks; it applies only to other meshes"
     for missing, names in groups.items():
         lack = "lacks" if len(names) == 1 else "lack"
         yield f"{' and '.join(names)} {lack} {', '.join(missing)}, which redistribute needs; measure this too"

@@ -25,7 +25,7 @@ from distbench.show.plots import Spot, hover
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, bandwidth_text, brief_time_text, percent_text, size_text, time_text
 from distbench.spec.errors import UserError
-from distbench.spec.mesh import format_mesh, level_of
+from distbench.spec.mesh import brief_shape, format_mesh, level_of
 from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ GB = 1e9
 COLUMNS: TableColumns = (
     ("<op", lambda line: line.op),
     ("<mesh dim", lambda line: line.mesh_dim),
-    ("<hosts", lambda line: line.hosts or NOTHING),
+    ("<hosts", lambda line: brief_shape(line.hosts) or NOTHING),
     ("base", lambda line: time_text(line.base_s) if line.base_s else NOTHING),
     ("GB/s", lambda line: _rate_text(line.per_byte_s)),
     ("copied", lambda line: _rate_text(line.per_copied_byte_s)),
@@ -64,7 +64,7 @@ def _profile_table(profile: Profile) -> Table:
         dict.fromkeys(shape for line in profile.lines if (shape := line.hosts)),
         len({*profile.hosts}) > 1,
     )
-    levels = "; ".join(f"{shape}: {level_of(shape)}" for shape in shapes)
+    levels = "; ".join(f"{brief_shape(shape)}: {level_of(shape)}" for shape in shapes)
     notes = [
         *([f"hosts: ranks of a group per host; {levels}"] if has_hosts else []),
         "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), and above the knee at the rate beyond",

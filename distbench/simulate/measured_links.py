@@ -140,13 +140,17 @@ def _replace_figures(record: dict[str, Any], base: Hardware, groups: Sequence[Gr
             f"distbench calibrate --from {files}: line fitted to {count_text(len(line.samples), 'time')} of {ops}, "
             f"median error {percent_text(line.error)}"
         )
-        for name, cost in figures.items():
-            value = getattr(line, cost)
-            if name == "network_hop_s" and not any(point[3] for point in line.samples):
-                continue  # two nodes have no further node
-            value = 1 / value if name.endswith("bytes_per_s") else value
-            record["figures"][name] = {"value": short(value), "basis": "measured", "source": source}
-            names.add(name)
+        costs = {name: getattr(line, cost) for name, cost in figures.items()}
+        hops = {int(point[3]) for point in line.samples}
+        if hops == {0}:  # two nodes at most
+            costs.pop("network_hop_s", None)
+        elif len(hops) == 1:
+            costs |= _split(line, hops.pop(), base)
+            source += f"; base and hop, measured together, are split as in {base.name}"
+        for name, cost in costs.items():
+            value = short(1 / cost if name.endswith("bytes_per_s") else cost)
+            record["figures"][name] = {"value": value, "basis": "measured", "source": source}
+        names |= costs.keys()
     return names
 
 
@@ -159,6 +163,14 @@ def _fit(level: str, of_level: Sequence[GroupTimes], files: str) -> Line:
     if not line.per_byte_s:
         raise UserError(f"{files}: times do not rise with the size, so no bandwidth follows; measure larger sizes")
     return line
+
+
+def _split(line: Line, num_hops: int, base: Hardware) -> dict[str, float]:
+    """Return base and hop of times that all have as many hops, in the base's proportion."""
+    fixed_s = line.base_s + num_hops * line.per_message_s
+    of_base = base["network_base_s"] + num_hops * base["network_hop_s"]
+    factor = fixed_s / of_base if of_base else 1.0
+    return {name: factor * base[name] for name in ("network_base_s", "network_hop_s")}
 
 
 def _on_link(group: Group, sample: Sample) -> Sample:

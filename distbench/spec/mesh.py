@@ -85,6 +85,7 @@ def mesh_size(mesh: Mapping[str, int]) -> int:
 
 
 SHAPE = re.compile(r"[1-9]\d{0,8}(?:[+|][1-9]\d{0,8})*", re.ASCII)
+MAX_LISTED_HOSTS = 4
 WITHIN, RAIL, ACROSS, PARTLY = "within a host", "across hosts, same local rank", "across hosts", "partly across hosts"
 
 
@@ -129,6 +130,12 @@ def fits(measured: str, shape: str) -> bool:
 def slowest(shape: str) -> str:
     """Return the shape of the groups that span the most hosts, out of a mesh dim's shape."""
     return max(shape.split("|"), key=lambda group: group.count("+"))
+
+
+def brief_shape(shape: str) -> str:
+    """Format a shape for tables: `64x8` for 8 ranks on each of 64 hosts, which would be too long."""
+    counts = shape.split("+")
+    return f"{len(counts)}x{counts[0]}" if len(counts) > MAX_LISTED_HOSTS and len(set(counts)) == 1 else shape
 
 
 def level_of(shape: str) -> str:
