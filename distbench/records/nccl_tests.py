@@ -77,7 +77,7 @@ def _group_of(devices: list[Record]) -> tuple[int, str | None]:
     hosts = []
     for number, device in enumerate(sorted(devices, key=lambda device: int(device.get("rank", 0)))):
         groups.setdefault(device.get("group", 0), []).append(number)
-        hosts.append(device.get("hostname"))
+        hosts.append(str(device.get("hostname") or ""))
     sizes = sorted({len(ranks) for ranks in groups.values()})
     if len(sizes) > 1:
         raise ValueError(f"groups of {' and '.join(map(str, sizes))} ranks")

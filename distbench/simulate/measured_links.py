@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +88,7 @@ def write_links(
     _require_nodes(groups, int(record["figures"]["devices_per_node"]["value"]), base_name)
     measured = _replace_figures(record, base, groups)
     hardware = save_hardware(path, record)
-    errors = [_errors(times, lambda sample, group=times.group: _link_s(group, sample, hardware)) for times in groups]
+    errors = [_errors(times, partial(_link_s, times.group, hardware)) for times in groups]
     return [_figure_table(hardware, base, measured), _error_table("simulated with these figures", errors)]
 
 
@@ -128,7 +129,7 @@ def _level_of(group: Group) -> str:
 
 def _replace_figures(record: dict[str, Any], base: Hardware, groups: Sequence[GroupTimes]) -> set[str]:
     """Replace the figures of each measured level, and return their names."""
-    names = set()
+    names: set[str] = set()
     for level, figures in LEVELS.items():
         of_level = [times for times in groups if _level_of(times.group) == level]
         if not of_level:
@@ -181,7 +182,7 @@ def _on_link(group: Group, sample: Sample) -> Sample:
     return Sample(load.num_bytes / load.num_links, 0, sample.seconds, load.num_hops)
 
 
-def _link_s(group: Group, sample: Sample, hardware: Hardware) -> float:
+def _link_s(group: Group, hardware: Hardware, sample: Sample) -> float:
     if group.op == SEND_RECV:
         rate = hardware["peer_bytes_per_s" if group.size == 2 else "ring_bytes_per_s"]
         return hardware["node_base_s"] + sample.payload_bytes / rate
@@ -219,11 +220,15 @@ def _replace_curves(
         if len(group.on_hosts) > 1 and not hosts:
             raise UserError(f"{times.files[0]} has groups on several hosts, but {BASE} {base.name} describes one host")
         curve = Curve(tuple(_points(times.fitted)), has_floor=True)
-        errors.append(_errors(times, lambda sample, curve=curve: curve.seconds(sample.payload_bytes)))
+        errors.append(_errors(times, partial(_curve_s, curve)))
         line = {"kind": group.op, "group_size": group.size, **({"hosts": hosts} if hosts else {})}
         curves[group.op, group.size, hosts] = line | {"points": rounded(_points([*times.fitted, *times.held_out]))}
     record["host"]["collectives"] = [*curves.values()]
     return errors
+
+
+def _curve_s(curve: Curve, sample: Sample) -> float:
+    return curve.seconds(sample.payload_bytes)
 
 
 def _points(samples: Sequence[Sample]) -> list[tuple[float, float]]:

@@ -11,10 +11,14 @@ import pytest
 from test_simulate_clock import replay_time
 
 from distbench.cases.calibration import compute_cases
+from distbench.planning.cost_profile import Sample
+from distbench.planning.measured_collectives import Group, Timing
 from distbench.records.run_file import Run, read_run
+from distbench.show.blocks import Table
 from distbench.simulate.clock import parts_of
 from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
 from distbench.simulate.measured_hardware import hardware_text, write_hardware
+from distbench.simulate.measured_links import write_links
 from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun
 from distbench.simulate.replay import Simulation
 from distbench.spec import Scenario
@@ -296,3 +300,25 @@ def test_absurd_measurements_make_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no matmul_f32; measure with distbench calibrate"):
         write_hardware(path, run_of([]), steps_run(), recordings())
     assert not path.exists()
+
+
+def test_runs_replace_the_curves_of_collectives_alone(file: Path, tmp_path: Path) -> None:
+    """`calibrate --from` with this machine's file as base: twice the rate, and a kind that the base lacks."""
+    group = {kind: Group(kind, "tp", 4, "4") for kind in ("all_gather", "all_reduce")}
+    sizes = [4096 * 4**number for number in range(8)]
+    timings = [
+        Timing(of, "f32", Sample(size, 0, BASE_S + size / BUS / 2), "x") for of in group.values() for size in sizes
+    ]
+    written = tmp_path / "links.json"
+    (table,) = write_links(written, str(file), timings, None, 4)
+    base, measured = load_hardware(str(file)).host, load_hardware(str(written)).host
+    assert base is not None and measured is not None
+    assert (measured.operators, measured.figures) == (base.operators, base.figures)
+    assert measured.collectives["all_reduce", 4].seconds(sizes[3]) == pytest.approx(
+        BASE_S + sizes[3] / BUS / 2, rel=1e-3
+    )
+    # Fitted points are met; held-out sizes are interpolated.
+    assert isinstance(table, Table)
+    assert [row[:5] for row in table.rows] == [(kind, "4", "8", "0 %", "0 %") for kind in group]
+    with pytest.raises(UserError, match="the largest run has 2 ranks, but --base m was measured with 4"):
+        write_links(written, str(file), timings, None, 2)
