@@ -347,7 +347,7 @@ def profile_from(
     return Profile(
         ", ".join(dict.fromkeys(map(_machine, runs))),
         str(environments[0].backend),
-        ", ".join(dict.fromkeys(about.torch or f"none, NCCL {about.nccl}" for about in environments)),
+        ", ".join(dict.fromkeys(about.torch or "none (nccl-tests)" for about in environments)),
         mesh,
         tuple(lines),
         source,

@@ -1,81 +1,23 @@
 """`calibrate --from`: made-up files of nccl-tests whose rates are known, run files, and files that are no use."""
 
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from conftest import run_files
+from nccl_files import OF_NCCL, SIZES, TRUE_HOP_S, TRUTH, nccl_file, true_s
 from processes import Ranks
 
 from distbench.cli.main import main
-from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, Profile, load_profile
+from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, Profile, Sample, fit_line, load_profile
 from distbench.planning.plan_request import setting_of
-from distbench.records.bus_bandwidth import busbw_factor
-from distbench.records.nccl_tests import OPS
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.simulate.operator_costs import link_s
 from distbench.spec import Settings
 from distbench.spec.errors import UserError
-
-SIZES = [2**power for power in range(10, 31)]
-OF_NCCL = ("all_gather", "all_reduce", "reduce_scatter", "alltoall")
-TRUTH = {"node_bytes_per_s": 360e9, "node_base_s": 12e-6, "network_bytes_per_s": 40e9, "network_base_s": 22e-6}
-TRUE_HOP_S = 3e-6
-
-
-def true_s(op: str, on_hosts: Sequence[int], size: float) -> float:
-    """The rule of docs/simulation.md, written a second time."""
-    num_ranks, turns = sum(on_hosts), 2 if op == "all_reduce" else 1
-    moved = turns * (num_ranks - 1) / num_ranks * size
-    if len(on_hosts) == 1:
-        return TRUTH["node_base_s"] + moved / TRUTH["node_bytes_per_s"]
-    num_links = (num_ranks - 1) / (num_ranks - on_hosts[0]) if op == "alltoall" else on_hosts[0]
-    rate = min(TRUTH["node_bytes_per_s"], TRUTH["network_bytes_per_s"] * num_links)
-    return TRUTH["network_base_s"] + turns * (len(on_hosts) - 2) * TRUE_HOP_S + moved / rate
-
-
-def nccl_file(
-    path: Path,
-    op: str = "all_reduce",
-    on_hosts: Sequence[int] = (8,),
-    sizes: Sequence[int] = SIZES,
-    noise: float = 0.03,
-    factor: float = 1.0,
-    dtype: str = "float",
-    change: Callable[[dict[str, Any]], object] = lambda data: None,
-) -> Path:
-    """A file of nccl-tests with true times within `noise`; in place it is twice as fast."""
-    rng = random.Random(f"{op}{on_hosts}")
-    hosts = [f"node{number}" for number, count in enumerate(on_hosts) for _ in range(count)]
-    results = []
-    for size in sizes:
-        row: dict[str, Any] = {"size": size, "count": size // 4, "type": dtype, "redop": "none", "root": "    -1"}
-        for placement, share in (("out_of_place", 1.0), ("in_place", 0.5)):
-            seconds = true_s(op, on_hosts, size) * share * factor * (1 + noise * rng.uniform(-1, 1))
-            busbw = size / seconds / 1e9 * busbw_factor(OPS.get(op, op), len(hosts))
-            row[placement] = {"time": seconds * 1e6, "alg_bw": size / seconds / 1e9, "bus_bw": busbw, "nwrong": 0.0}
-        results.append(row)
-    data = {
-        "version": 2,
-        "start_time": "2026-01-01 10:00:00",
-        "args": [f"./build/{op}_perf", "-J", path.name],
-        "env": [],
-        "nccl_version": 22703,
-        "config": {
-            "devices": [
-                {"rank": rank, "group": 0, "hostname": host, "device_info": "NVIDIA H100"}
-                for rank, host in enumerate(hosts)
-            ]
-        },
-        "results": results,
-    }
-    change(data)
-    path.write_text(json.dumps(data))
-    return path
 
 
 def calibrate(*arguments: object) -> Result:
@@ -341,3 +283,23 @@ def test_steps_of_a_calibration_replace_collectives_alone(tmp_path: Path) -> Non
     assert "the files are of 2 machines: m (a.jsonl) and other (c.jsonl)" in refusal(*files, other)
     broken = run_file(tmp_path / "d.jsonl", [{**alone[0], "group_size": None}], mesh)
     assert "has a collective without the fields of distbench" in refusal(broken)
+
+
+@pytest.mark.parametrize(
+    ("share", "times_us", "median", "worst", "worst_of_bent"),
+    [
+        # All-reduce on 8 GPUs, 32 KiB to 32 MiB: https://github.com/kvcache-ai/Mooncake/pull/3484.
+        (1.75, (18.66, 18.95, 19.25, 19.54, 20.39, 27.76, 40.66, 53.24, 81.16, 121.33, 195.40), 0.06, 0.23, 0.13),
+        # Reduce-scatter on 8 GPUs, 64 KiB to 256 MiB: https://github.com/NVIDIA/nccl-tests/issues/128.
+        (0.875, (33.50, 48.62, 81.99, 88.70, 106.2, 152.5, 252.5, 461.2, 885.2, 1737.1, 3461.9, 6913.0, 13882.0),
+         0.02, 0.36, 0.09),
+    ],
+)  # fmt: skip
+def test_lines_of_published_tables_are_off_as_the_docs_state(
+    share: float, times_us: tuple[float, ...], median: float, worst: float, worst_of_bent: float
+) -> None:
+    first = 15 if share == 1.75 else 16
+    samples = [Sample(share * 2 ** (first + row), 0, time * 1e-6) for row, time in enumerate(times_us)]
+    straight = fit_line("times", "node", 1, samples, is_straight=True)
+    assert (round(straight.error, 2), round(straight.worst_error, 2)) == (median, worst)
+    assert round(fit_line("all_reduce", "tp", 8, samples).worst_error, 2) == worst_of_bent
