@@ -31,7 +31,7 @@ from distbench.records.results_folder import NO_RUNS, named_runs, read_each, run
 from distbench.records.run_file import Record, Run, read_run
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened
-from distbench.spec.mesh import WITHIN, group_shape, level_of, mesh_shapes, mesh_size, slowest
+from distbench.spec.mesh import group_shape, mesh_shapes, mesh_size, slowest
 from distbench.spec.printable_text import count_text
 
 BROADCAST, SEND_RECV = "broadcast", "send_recv"
@@ -141,10 +141,12 @@ def timings_in(
     """
     timings: list[Timing] = []
     measured: list[Run] = []
+    names = Counter(run.path.name for run in runs)
     for run in runs:
+        file = run.path.name if names[run.path.name] == 1 else str(run.path)
         if run.is_simulated:
-            warnings.append(f"{run.path.name} is simulated, not measured; it was left out")
-        elif of_run := _timings_of(run, devices_per_node, warnings):
+            warnings.append(f"{file} is simulated, not measured; it was left out")
+        elif of_run := _timings_of(run, file, devices_per_node, warnings):
             timings += of_run
             measured.append(run)
     if not timings:
@@ -163,20 +165,19 @@ def num_ranks_of(runs: Sequence[Run]) -> int:
     return max(mesh_size(run.header["job"]["mesh"]) for run in runs)
 
 
-def _timings_of(run: Run, devices_per_node: int | None, warnings: list[str]) -> list[Timing]:
+def _timings_of(run: Run, file: str, devices_per_node: int | None, warnings: list[str]) -> list[Timing]:
     records = [record for record in run.cases if _op_of(record)]
-    records = [record for record in records if record["counters"].get("placement") != "in_place"] or records
-    unusable = [record for record in records if record["status"] != "ok" or not record["samples_s"]]
-    if unusable:
-        why = unusable[0].get("error") or unusable[0]["status"]
-        warnings.append(f"{run.path.name}: {count_text(len(unusable), 'result')} left out (the first: {why})")
+    records = [record for record in records if _counters(record).get("placement") != "in_place"] or records
+    usable = [record for record in records if record["status"] == "ok" and record.get("samples_s")]
+    if len(usable) < len(records):
+        first = next(record for record in records if record not in usable)
+        num_others = count_text(len(records) - len(usable), "result")
+        warnings.append(f"{file}: {num_others} left out (the first: {first.get('error') or first['status']})")
     timings = []
     other_ops, num_single = set(), 0
     try:
-        for record in records:
-            if record in unusable:
-                continue
-            timing = _timing_of(run, record, devices_per_node)
+        for record in usable:
+            timing = _timing_of(run, file, record, devices_per_node)
             if timing.group.op not in KINDS and not timing.is_step:
                 other_ops.add(timing.group.op)
             elif timing.group.size == 1:
@@ -184,14 +185,12 @@ def _timings_of(run: Run, devices_per_node: int | None, warnings: list[str]) -> 
             elif timing.sample.payload_bytes > 0:
                 timings.append(timing)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        problem = f"{run.path} has a collective without the fields of distbench ({error!r})"
+        problem = f"{file} has a collective without the fields of distbench ({error!r})"
         raise UserError(f"{problem}; measure again with distbench run collectives") from error
     if other_ops:
-        warnings.append(f"{run.path.name}: {', '.join(sorted(other_ops))} left out; usable are {', '.join(KINDS)}")
+        warnings.append(f"{file}: {', '.join(sorted(other_ops))} left out; usable are {', '.join(KINDS)}")
     if num_single:
-        warnings.append(
-            f"{run.path.name}: {count_text(num_single, 'result')} of one rank, or of unknown ranks, left out"
-        )
+        warnings.append(f"{file}: {count_text(num_single, 'result')} of one rank, or of unknown ranks, left out")
     return timings
 
 
@@ -207,8 +206,12 @@ def _op_of(record: Record) -> str | None:
     return params.get("op") if is_one else None
 
 
-def _timing_of(run: Run, record: Record, devices_per_node: int | None) -> Timing:
-    params, counters = record["case"]["params"], record["counters"]
+def _counters(record: Record) -> Record:
+    return record.get("counters") or {}
+
+
+def _timing_of(run: Run, file: str, record: Record, devices_per_node: int | None) -> Timing:
+    params, counters = record["case"]["params"], _counters(record)
     op, size, seconds = params["op"], int(record["group_size"]), statistics.median(record["samples_s"])
     is_step, hosts = record["case"]["kind"] == "calibrate", hosts_of(run)
     if record["case"]["kind"] == "compute":  # of calibrate_operators
@@ -223,7 +226,7 @@ def _timing_of(run: Run, record: Record, devices_per_node: int | None) -> Timing
         # Groups of a calibration that belong to no mesh dim have their shape as name.
         shape = mesh_shapes(dict(run.header["job"]["mesh"]), hosts).get(mesh_dim, mesh_dim) if hosts else ""
     sample = Sample(payload, counters.get("num_copies", 0), seconds, counters.get("num_messages", 0))
-    return Timing(Group(op, mesh_dim, size, shape), dtype, sample, run.path.name, is_step, bool(params.get("held_out")))
+    return Timing(Group(op, mesh_dim, size, shape), dtype, sample, file, is_step, bool(params.get("held_out")))
 
 
 def _shape_on_nodes(run: Run, size: int, shape: str | None, devices_per_node: int | None) -> str:
@@ -362,13 +365,16 @@ def _machine(run: Run) -> str:
 
 
 def _by_line(timings: Sequence[Timing], is_gloo: bool) -> dict[tuple[str, str, int], list[Timing]]:
-    """Return the times of each line of a profile by its key: op, mesh dim and group size."""
+    """Return the times of each line of a profile by its key: op, mesh dim and group size.
+
+    Groups without a mesh dim get `dp_shard` or `tp`; a second group of that name and size has its shape as name.
+    """
     by_key: dict[tuple[str, str, int], list[Timing]] = {}
     shapes: dict[tuple[str, int], str] = {}
     for timing in timings:
         _, mesh_dim, size, shape = timing.group
-        mesh_dim = mesh_dim or ("tp" if level_of(shape) == WITHIN else "dp_shard")
-        if shapes.setdefault((mesh_dim, size), shape) != shape:
+        mesh_dim = mesh_dim or ("dp_shard" if "+" in shape else "tp")
+        if shape and shapes.setdefault((mesh_dim, size), shape) != shape:
             mesh_dim = shape
         for op, of_op in _in_dtensor(timing, is_gloo):
             by_key.setdefault((op, mesh_dim, size), []).append(of_op)
@@ -439,7 +445,7 @@ def problems_of(profile: Profile) -> Iterator[str]:
         if missing := tuple(op for op in COLLECTIVES if op not in measured):
             groups.setdefault(missing, []).append(f"{mesh_dim} of {size}")
         if num_ranks % size:
-            yield f"{mesh_dim} of {size} is no part of a mesh of {num_ranks} ranks; it applies only to other meshes"
+            yield f"{mesh_dim} of {size} does not divide a mesh of {num_ranks} ranks; it applies only to other meshes"
     for missing, names in groups.items():
         lack = "lacks" if len(names) == 1 else "lack"
         yield f"{' and '.join(names)} {lack} {', '.join(missing)}, which redistribute needs; measure this too"

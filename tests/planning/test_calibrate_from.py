@@ -164,7 +164,7 @@ def test_groups_are_as_the_files_state_them(tmp_path: Path) -> None:
         ("a.json: 1 result left out (the first: a time is not above 0 s", [],
          {"change": lambda data: data["results"][4]["out_of_place"].update(time="12.5")}),
         ("gather left out; usable are all_gather", [{"change": lambda data: data.update(args=["gather_perf"])}], {}),
-        ("tp of 6 is no part of a mesh of 8 ranks", [{"on_hosts": (6,)}], {}),
+        ("tp of 6 does not divide a mesh of 8 ranks", [{"on_hosts": (6,)}], {}),
         ("tp of 8 lacks all_gather, all_to_all, reduce_scatter, which redistribute needs", [], {}),
         ("give --base NAME", [], {}),
     ],
