@@ -223,31 +223,33 @@ def _calibrate_from(
     from distbench.records.results_folder import with_cases
     from distbench.report.calibrations import profile_text
     from distbench.show.terminal import text_of
-    from distbench.simulate.measured_links import copies_of, write_links
+    from distbench.simulate.measured_links import base_hardware, copies_on, write_links
 
     if files.base is None:
         refuse_without("--base", "hardware_out")
         if only == "hardware":
             raise UserError("--only hardware needs device rates with --from; give --base NAME, such as --base h100")
-    hardware = (hardware_out or output.with_name(HARDWARE)) if files.base and only != "profile" else None
+    record, base = base_hardware(files.base) if files.base else ({}, None)
+    hardware = (hardware_out or output.with_name(HARDWARE)) if base and only != "profile" else None
     if hardware is not None:
         check_writable(hardware, "--hardware-out")
+        if hardware.resolve() == Path(str(files.base)).resolve():
+            raise UserError(f"{hardware} is the base, which is not overwritten; give another --hardware-out")
     warnings: list[str] = []
     runs = with_cases(read_sources(files.sources, results, warnings), chosen)
     timings, measured = timings_in(runs, files.devices_per_node, warnings)
     texts, use = {}, []
     if only != "hardware":
-        copies = copies_of(files.base) if files.base else None
-        profile = profile_from(timings, measured, files.devices_per_node, copies)
+        profile = profile_from(timings, measured, files.devices_per_node, copies_on(base) if base else None)
         texts[output] = profile_text(profile)
         problems = [*problems_of(profile)]
         warnings += problems
         if not problems:
             mesh = format_mesh(profile.mesh)
             use = ["redistribute", "--all-pairs", "--shape", "4096,4096", "--mesh", mesh, "--profile", str(output)]
-    if hardware is not None:
-        assert files.base is not None
-        tables = write_links(hardware, files.base, timings, files.devices_per_node, num_ranks_of(measured))
+    if hardware is not None and base is not None:
+        num_ranks = num_ranks_of(measured)
+        tables = write_links(hardware, record, base, timings, files.devices_per_node, num_ranks)
         texts[hardware] = text_of(tables)
     if only != "hardware":
         _save_profile(profile, output)

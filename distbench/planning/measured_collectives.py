@@ -31,7 +31,7 @@ from distbench.records.results_folder import NO_RUNS, named_runs, read_each, run
 from distbench.records.run_file import Record, Run, read_run
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened
-from distbench.spec.mesh import group_shape, mesh_shapes, mesh_size, slowest
+from distbench.spec.mesh import brief_shape, group_shape, mesh_shapes, mesh_size, slowest
 from distbench.spec.printable_text import count_text
 
 BROADCAST, SEND_RECV = "broadcast", "send_recv"
@@ -61,11 +61,6 @@ class Group(NamedTuple):
     def on_hosts(self) -> list[int]:
         """The ranks on each host, of the groups on most hosts; empty for unknown hosts."""
         return [int(count) for count in slowest(self.shape).split("+") if count]
-
-    @property
-    def size_text(self) -> str:
-        """Format ranks and hosts, such as `16 on 2 hosts`."""
-        return f"{self.size} on {len(self.on_hosts)} hosts" if len(self.on_hosts) > 1 else str(self.size)
 
 
 @dataclass(frozen=True)
@@ -308,7 +303,7 @@ def _contradictions(timings: Sequence[Timing]) -> Iterator[str]:
         ratio, group, slower, faster, num_sizes = max(differing)
         others = len({group for _, group, *_ in differing}) - 1
         more = f", and {count_text(others, 'more group')} above {CONTRADICTION:g}x" if others else ""
-        where = f"{group.op} in groups of {group.size_text}"
+        where = f"{group.op} in groups of {brief_shape(group.shape) or group.size}"
         yield (
             f"{slower} and {faster} contradict each other: {where} takes {ratio:.2f}x as long in {slower} (median of "
             f"{count_text(num_sizes, 'size')}){more}. All were fitted together; leave out the file that is wrong"

@@ -14,6 +14,7 @@ from distbench.simulate.hardware_file import Curve, Hardware, hardware_of, hardw
 from distbench.simulate.measured_hardware import rising, rounded, save_hardware, short
 from distbench.simulate.operator_costs import link_load, link_s
 from distbench.spec.errors import UserError
+from distbench.spec.mesh import brief_shape
 from distbench.spec.printable_text import count_text
 
 BASE = "--base"
@@ -37,39 +38,35 @@ class GroupTimes(NamedTuple):
     files: tuple[str, ...]
 
 
-class Errors(NamedTuple):
-    """Relative errors of a group's predicted times: of fitted sizes, and of held-out sizes if any."""
-
-    group: Group
-    fitted: list[float]
-    held_out: list[float]
-
-
 def base_hardware(name: str) -> tuple[dict[str, Any], Hardware]:
     """Return the record and the machine of a hardware file; UserError as `load_hardware`."""
     record, where = hardware_record(name, BASE)
     return record, hardware_of(record, where)
 
 
-def copies_of(base_name: str) -> tuple[float, str]:
+def copies_on(base: Hardware) -> tuple[float, str]:
     """Return the seconds per copied byte on a base, which reads and writes the byte, and their source."""
-    _, base = base_hardware(base_name)
     return 2 / (base["memory_bytes_per_s"] * base["memory_share"]), f"memory rate of hardware file {base.name}"
 
 
 def write_links(
-    path: Path, base_name: str, timings: Sequence[Timing], devices_per_node: int | None, num_ranks: int
+    path: Path,
+    record: dict[str, Any],
+    base: Hardware,
+    timings: Sequence[Timing],
+    devices_per_node: int | None,
+    num_ranks: int,
 ) -> list[Block]:
     """Write the base with measured links, and return tables of its figures and their errors.
 
     Args:
+        record: of `base`, as from `base_hardware`; it is changed.
         devices_per_node: replaces the base's; None keeps it.
         num_ranks: of the largest run.
 
     Raises:
         UserError: no collective can be fitted, the base contradicts the files, or a figure is out of range.
     """
-    record, base = base_hardware(base_name)
     groups = _groups(timings)
     if not groups:
         raise UserError(
@@ -79,17 +76,17 @@ def write_links(
     record["name"] = base.name[: 100 - len(SUFFIX)] + SUFFIX
     record["summary"] = f"{base.summary}; links measured: {files}"
     if base.host is not None:
-        errors = _replace_curves(record, base, groups, num_ranks)
+        rows = _replace_curves(record, base, groups, num_ranks)
         save_hardware(path, record)
-        return [_error_table(f"{record['name']}: curves of collectives", errors)]
+        return [_error_table(f"{record['name']}: curves of collectives", rows)]
     if devices_per_node is not None:
         source = "given by --devices-per-node"
         record["figures"]["devices_per_node"] = {"value": devices_per_node, "basis": "measured", "source": source}
-    _require_nodes(groups, int(record["figures"]["devices_per_node"]["value"]), base_name)
+    _require_nodes(groups, devices_per_node or base.devices_per_node, base.name)
     measured = _replace_figures(record, base, groups)
     hardware = save_hardware(path, record)
-    errors = [_errors(times, partial(_link_s, times.group, hardware)) for times in groups]
-    return [_figure_table(hardware, base, measured), _error_table("simulated with these figures", errors)]
+    rows = [_error_row(times, partial(_link_s, times.group, hardware)) for times in groups]
+    return [_figure_table(hardware, base, measured), _error_table("simulated with these figures", rows)]
 
 
 def _groups(timings: Sequence[Timing]) -> list[GroupTimes]:
@@ -189,21 +186,13 @@ def _link_s(group: Group, hardware: Hardware, sample: Sample) -> float:
     return link_s(group.op, sample.payload_bytes, group.size, group.on_hosts, hardware)
 
 
-def _errors(times: GroupTimes, seconds_of: Callable[[Sample], float]) -> Errors:
-    fitted, held_out = (
-        [abs(seconds_of(sample) / sample.seconds - 1) for sample in samples]
-        for samples in (times.fitted, times.held_out)
-    )
-    return Errors(times.group, fitted, held_out)
-
-
 # A CPU machine: curves of the host.
 
 
 def _replace_curves(
     record: dict[str, Any], base: Hardware, groups: Sequence[GroupTimes], num_ranks: int
-) -> list[Errors]:
-    """Replace the curves of each measured group, and return the errors of curves without the held-out sizes."""
+) -> list[tuple[str, ...]]:
+    """Replace the curves of each measured group, and return rows of errors of curves without the held-out sizes."""
     assert base.host is not None
     if num_ranks != base.host.num_ranks:
         problem = f"the largest run has {count_text(num_ranks, 'rank')}, but {BASE} {base.name} was measured with"
@@ -211,7 +200,7 @@ def _replace_curves(
             f"{problem} {base.host.num_ranks}, which shared the cores; give runs or a base of as many ranks"
         )
     curves = {(line["kind"], line["group_size"], line.get("hosts", "")): line for line in record["host"]["collectives"]}
-    errors = []
+    rows = []
     for times in groups:
         group = times.group
         if group.op == SEND_RECV:
@@ -220,11 +209,11 @@ def _replace_curves(
         if len(group.on_hosts) > 1 and not hosts:
             raise UserError(f"{times.files[0]} has groups on several hosts, but {BASE} {base.name} describes one host")
         curve = Curve(tuple(_points(times.fitted)), has_floor=True)
-        errors.append(_errors(times, partial(_curve_s, curve)))
+        rows.append(_error_row(times, partial(_curve_s, curve)))
         line = {"kind": group.op, "group_size": group.size, **({"hosts": hosts} if hosts else {})}
         curves[group.op, group.size, hosts] = line | {"points": rounded(_points([*times.fitted, *times.held_out]))}
     record["host"]["collectives"] = [*curves.values()]
-    return errors
+    return rows
 
 
 def _curve_s(curve: Curve, sample: Sample) -> float:
@@ -255,17 +244,16 @@ def _value_text(name: str, value: float) -> str:
     return f"{bandwidth_text(value / 1e9).strip()} GB/s" if name.endswith("bytes_per_s") else time_text(value)
 
 
-def _error_table(title: str, errors: Sequence[Errors]) -> Table:
-    rows = [
-        (
-            error.group.op,
-            error.group.size_text,
-            str(len(error.fitted) + len(error.held_out)),
-            percent_text(statistics.median(error.fitted)),
-            percent_text(max(error.fitted)),
-            percent_text(statistics.median(error.held_out)) if error.held_out else NOTHING,
-        )
-        for error in errors
-    ]
+def _error_row(times: GroupTimes, seconds_of: Callable[[Sample], float]) -> tuple[str, ...]:
+    fitted, held_out = (
+        [abs(seconds_of(sample) / sample.seconds - 1) for sample in samples]
+        for samples in (times.fitted, times.held_out)
+    )
+    of_held_out = percent_text(statistics.median(held_out)) if held_out else NOTHING
+    of_fitted = percent_text(statistics.median(fitted)), percent_text(max(fitted))
+    return (times.group.op, brief_shape(times.group.shape), str(len(fitted + held_out)), *of_fitted, of_held_out)
+
+
+def _error_table(title: str, rows: Sequence[tuple[str, ...]]) -> Table:
     notes = ["errors: |predicted / measured - 1|, median and worst over fitted sizes, median over held-out sizes"]
-    return Table(title, ("<collective", "<group", "times", "fit error", "worst", "held out"), rows, notes)
+    return Table(title, ("<collective", "<hosts", "times", "fit error", "worst", "held out"), rows, notes)

@@ -74,8 +74,8 @@ def test_the_errors_are_printed_by_collective_and_group(cluster: tuple[Result, P
     assert (
         "network_bytes_per_s  47.0 GB/s" in done.stdout and "peer_bytes_per_s      180 GB/s          -" in done.stdout
     )
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("all_to_all      16 on 2 hosts")]
-    assert [row[5] for row in rows] == ["21"] and len(rows[0]) == 12
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("all_to_all      8+8 ")]
+    assert [row[2] for row in rows] == ["21"] and len(rows[0]) == 9
     assert "warning" not in done.stderr, done.stderr
 
 
@@ -97,6 +97,8 @@ def test_one_number_of_nodes_splits_base_and_hop_as_the_base(tmp_path: Path) -> 
     assert fixed_s == pytest.approx(TRUTH["network_base_s"] + 2 * TRUE_HOP_S, rel=0.03)
     ratios = [hardware[name] / base[name] for name in ("network_base_s", "network_hop_s")]
     assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)
+    again = ("--base", tmp_path / "h.json", "--only", "hardware", "--hardware-out", tmp_path / "h.json")
+    assert "h.json is the base, which is not overwritten" in refusal(*files, *again)
 
 
 def test_rings_and_messages_are_of_sendrecv(tmp_path: Path) -> None:
@@ -208,8 +210,8 @@ def test_a_file_that_is_no_use_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, of_file: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = of_file.pop("options", ()) if "options" in of_file else ()
-    assert says in refusal(nccl_file(tmp_path / "a.json", **of_file), *options)
+    file = nccl_file(tmp_path / "a.json", **{name: given for name, given in of_file.items() if name != "options"})
+    assert says in refusal(file, *of_file.get("options", ()))
     assert not list(tmp_path.glob("*profile*")) and not list(tmp_path.glob("*hardware*"))
 
 

@@ -18,7 +18,7 @@ from distbench.show.blocks import Table
 from distbench.simulate.clock import parts_of
 from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
 from distbench.simulate.measured_hardware import hardware_text, write_hardware
-from distbench.simulate.measured_links import write_links
+from distbench.simulate.measured_links import base_hardware, write_links
 from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun
 from distbench.simulate.replay import Simulation
 from distbench.spec import Scenario
@@ -310,7 +310,7 @@ def test_runs_replace_the_curves_of_collectives_alone(file: Path, tmp_path: Path
         Timing(of, "f32", Sample(size, 0, BASE_S + size / BUS / 2), "x") for of in group.values() for size in sizes
     ]
     written = tmp_path / "links.json"
-    (table,) = write_links(written, str(file), timings, None, 4)
+    (table,) = write_links(written, *base_hardware(str(file)), timings, None, 4)
     base, measured = load_hardware(str(file)).host, load_hardware(str(written)).host
     assert base is not None and measured is not None
     assert (measured.operators, measured.figures) == (base.operators, base.figures)
@@ -321,4 +321,4 @@ def test_runs_replace_the_curves_of_collectives_alone(file: Path, tmp_path: Path
     assert isinstance(table, Table)
     assert [row[:5] for row in table.rows] == [(kind, "4", "8", "0 %", "0 %") for kind in group]
     with pytest.raises(UserError, match="the largest run has 2 ranks, but --base m was measured with 4"):
-        write_links(written, str(file), timings, None, 2)
+        write_links(written, *base_hardware(str(file)), timings, None, 2)
