@@ -60,10 +60,9 @@ def profile_text(profile: Profile) -> str:
 def _profile_table(profile: Profile) -> Table:
     """One row per line, grouped by mesh dim."""
     title = f"{profile.machine}, {profile.backend}, torch {profile.torch}, mesh {format_mesh(profile.mesh)}"
-    shapes, has_hosts = (
-        dict.fromkeys(shape for line in profile.lines if (shape := line.hosts)),
-        len({*profile.hosts}) > 1,
-    )
+    shapes = dict.fromkeys(shape for line in profile.lines if (shape := line.hosts))
+    # A mesh dim of a profile from files may have groups of several sizes.
+    has_hosts = len({*profile.hosts}) > 1 or len(shapes) > len({line.mesh_dim for line in profile.lines if line.hosts})
     levels = "; ".join(f"{brief_shape(shape)}: {level_of(shape)}" for shape in shapes)
     notes = [
         *([f"hosts: ranks of a group per host; {levels}"] if has_hosts else []),
