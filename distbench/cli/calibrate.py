@@ -107,7 +107,7 @@ class FromOptions:
     "--hardware-out",
     type=PATH,
     metavar="FILE",
-    help="Hardware file for simulate, on CPUs only. [hardware.json next to the profile; not written with --quick]",
+    help="Hardware file for simulate, on CPUs or with --base. [hardware.json by the profile; not with --quick]",
 )
 @click.option("--only", type=click.Choice(("profile", "hardware")), help="Write only this file.")
 @click.option(
