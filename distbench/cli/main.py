@@ -59,6 +59,7 @@ SECTIONS = {
     "Read": {
         "report": ("report", "Show measured runs: tables, a page, plots, traced paths."),
         "history": ("history", "Show each case's times over launches and commits, and detect changes."),
+        "site": ("site", "Write static pages over all runs: trends per case, regressions first."),
         "export": ("report", "Write runs in another tool's format."),
     },
     "Compare": {

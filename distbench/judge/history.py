@@ -5,7 +5,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from distbench.statistics.change_points import (
     MIN_LAUNCHES,
     ChangePoints,
     change_points,
+    row_medians,
 )
 
 if TYPE_CHECKING:
@@ -129,13 +130,90 @@ def _matches(scenario: str, case_id: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in (case_id, scenario))
 
 
-def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
-    """The launches by time, but all launches of a commit together, since `ab` alternates between commits."""
-    together: dict[tuple[Any, ...], list[Launch]] = {}
+ALL_CASES = -1  # row of the median over all cases
+
+
+@dataclass(frozen=True)
+class JudgedCases:
+    """The cases of one scenario on one machine, and the changes of each.
+
+    Args:
+        launches: by time, but all launches of a commit together.
+        logs: logarithms of the 10th percentiles, [cases, launches]; nan if a launch lacks the case.
+        units: unit of each case id that is not in seconds.
+        is_regrouped: whether commits alternated.
+    """
+
+    scenario: str
+    launches: Sequence[Launch]
+    case_ids: Sequence[str]
+    logs: NDArray[np.float64]
+    points: ChangePoints
+    units: Mapping[str, Unit]
+    is_regrouped: bool
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether the number of launches suffices to detect a change."""
+        return not math.isnan(self.points.own_share)
+
+    @property
+    def changed_rows(self) -> list[int]:
+        """Rows with a change. ALL_CASES is first if the median of all cases changed and the cases have one unit."""
+        rows = [row for row, cuts in enumerate(self.points.own) if cuts]
+        return [ALL_CASES, *rows] if self.points.shared and len(self._common_units) == 1 else rows
+
+    @property
+    def _common_units(self) -> set[Unit]:
+        return {self.units.get(case_id, SECONDS) for case_id in self.case_ids}
+
+    def series(self, row: int) -> Series:
+        """Return the series of a case, or of ALL_CASES."""
+        if row == ALL_CASES:
+            middle = row_medians(self.logs)
+            logs = row_medians((self.logs - middle[:, None]).T) + middle.mean()
+            name, cuts = f"all {len(self.case_ids)} cases, the median", self.points.shared
+            unit = self._common_units.pop()
+        else:
+            name, logs, cuts = self.case_ids[row], self.logs[row], self.points.own[row]
+            unit = self.units.get(name, SECONDS)
+        return _series(self.scenario, name, logs, cuts, self.launches, self.is_tested, unit)
+
+    def notes(self) -> list[str]:
+        """Return sentences on the limits for a change, and on the order of launches."""
+        sentences = _rule(self.points, len(self.case_ids), len(self.launches))
+        if self.is_regrouped:
+            sentences.append("launches of one commit are shown together, although commits alternated")
+        return [f"{self.scenario}: {sentence}" for sentence in sentences]
+
+
+def judge_cases(
+    scenario: str,
+    launches: Sequence[Launch],
+    case_ids: Sequence[str],
+    p10_s: NDArray[np.float64],
+    units: Mapping[str, Unit],
+) -> JudgedCases:
+    """Detect the changes of a scenario's cases.
+
+    Args:
+        launches: oldest first, comparable with each other. Their cases are not used.
+        p10_s: 10th percentiles, [cases, launches]; nan if a launch lacks the case.
+    """
+    order = [index for index in _by_commit(launches) if np.isfinite(p10_s[:, index]).any()]
+    logs = p10_s[:, order]
+    np.log(logs, out=logs)
+    by_commit = [launches[index] for index in order]
+    return JudgedCases(scenario, by_commit, case_ids, logs, change_points(logs), units, order != sorted(order))
+
+
+def _by_commit(launches: Sequence[Launch]) -> list[int]:
+    """Return indexes by time, but all launches of a commit together, since `ab` alternates between commits."""
+    together: dict[tuple[Any, ...], list[int]] = {}
     for index, launch in enumerate(launches):
         commit = launch.facts.get("git_commit")
         key = (commit, bool(launch.facts.get("git_dirty"))) if commit else (index,)
-        together.setdefault(key, []).append(launch)
+        together.setdefault(key, []).append(index)
     return list(chain.from_iterable(together.values()))
 
 
@@ -146,30 +224,12 @@ def _of_scenario(
     ids = list(dict.fromkeys(name for launch in launches for name, case in launch.cases.items() if case.status == "ok"))
     if not any(_matches(scenario, case_id, pattern) for case_id in ids):
         return [], []
-    by_commit = _by_commit(launches)
-    values = [[launch.cases.get(case_id) for launch in by_commit] for case_id in ids]
+    values = [[launch.cases.get(case_id) for launch in launches] for case_id in ids]
     p10_s = [[value.p10_s if value and value.status == "ok" else math.nan for value in row] for row in values]
-    logs = np.asarray(np.log(p10_s))
-    is_measured = np.isfinite(logs).any(axis=0)
-    logs, by_commit = logs[:, is_measured], list(compress(by_commit, is_measured))
-    points = change_points(logs)
-    shown_rows = [
-        (ids[row], logs[row], points.own[row]) for row in range(len(ids)) if _matches(scenario, ids[row], pattern)
-    ]
-    common = {unit for name, unit in units.items() if name in ids}
-    if points.shared and len(common) == 1:
-        middle = np.nanmedian(logs, axis=1, keepdims=True)
-        typical = np.nanmedian(logs - middle, axis=0) + middle.mean()
-        shown_rows.insert(0, (f"all {len(ids)} cases, the median", typical, points.shared))
-    notes = [f"{scenario}: {sentence}" for sentence in _rule(points, len(ids), len(by_commit))]
-    if by_commit != [launch for launch in launches if launch in by_commit]:
-        notes.append(f"{scenario}: launches of one commit are shown together, although commits alternated")
-    is_tested = not math.isnan(points.own_share)
-    some_unit = common.pop() if common else SECONDS
-    return [
-        _series(scenario, case_id, row, cuts, by_commit, is_tested, units.get(case_id, some_unit))
-        for case_id, row, cuts in shown_rows
-    ], notes
+    judged = judge_cases(scenario, launches, ids, np.array(p10_s), units)
+    rows = [row for row, case_id in enumerate(ids) if _matches(scenario, case_id, pattern)]
+    shared = [row for row in judged.changed_rows if row == ALL_CASES]
+    return [judged.series(row) for row in (*shared, *rows)], judged.notes()
 
 
 def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
@@ -244,9 +304,9 @@ def answer(series: Sequence[Series]) -> tuple[str, str]:
     cases = count_text(len(series), "case")
     if changed:
         point, change = max(changed[0].changes, key=lambda item: abs(item[1]))
-        since = f"{times_text(1 + change, 'before', words=changed[0].unit.words)} since {' '.join(_origin(point))}"
+        since = f"{times_text(1 + change, 'before', words=changed[0].unit.words)} since {' '.join(origin(point))}"
         finding = f"{len(changed)} of {cases} changed. Largest change: {changed[0].case_id}: {since}"
-        return f"{'FAIL' if slower else 'PASS'}: {finding}", _next_step(changed[0])
+        return f"{'FAIL' if slower else 'PASS'}: {finding}", next_step(changed[0])
     launches = count_text(max(len(each.points) for each in series), "launch", "launches")
     launch_both = f"Next: distbench ab REF_A REF_B -- {argument_of(series[0].scenario)}   "
     compares, detects = f"{launch_both}(compares revisions)", f"{launch_both}(detects smaller changes)"
@@ -257,7 +317,7 @@ def answer(series: Sequence[Series]) -> tuple[str, str]:
     return f"PASS: no performance change in {cases} ({launches})", detects
 
 
-def _next_step(series: Series) -> str:
+def next_step(series: Series) -> str:
     """The command that shows whether the code caused the largest change."""
     if series.more:
         return f"Next: {collect_text(series.more, PAIRS_ADVISED)}"
@@ -275,7 +335,7 @@ def _changed(series: Series) -> Table:
     changes = ["", *(f"{100 * series.unit.change(change):+.0f} %" for _, change in series.changes)]
     rows = [
         (
-            *_origin(series.points[level.start]),
+            *origin(series.points[level.start]),
             str(level.stop - level.start),
             number_text(level.seconds, series.unit),
             change,
@@ -287,10 +347,10 @@ def _changed(series: Series) -> Table:
 
 def _steady_row(series: Series) -> tuple[str, ...]:
     count, number = str(len(series.points)), number_text(series.levels[0].seconds, series.unit)
-    return series.scenario, series.case_id, count, number, *_origin(series.points[0])
+    return series.scenario, series.case_id, count, number, *origin(series.points[0])
 
 
-def _origin(point: Point) -> tuple[str, str]:
+def origin(point: Point) -> tuple[str, str]:
     """The date of a launch, and its commit and label."""
     date = datetime.datetime.fromtimestamp(point.started_at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
     label = f' "{point.label}"' if point.label else ""

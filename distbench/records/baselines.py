@@ -260,19 +260,26 @@ def read_side(
 
 
 def _read_path(path: Path, side: str, warnings: list[str], columns: NumberColumns | None) -> list[Launch]:
-    if path.is_dir():
-        json_files = sorted(file for file in path.rglob("*.json") if file.is_file())
-        kinds = read_each(json_files, lambda file: (file, _sniffed(file, columns)), warnings)
-        files = [*run_files_in(path), *(file for file, kind in kinds if kind)]
-        if columns is not None and (columns.value or not files):
-            files += _foreign_files(path, columns)
-        read = partial(_read_file, warnings=warnings, columns=columns)
+    read = partial(read_file, warnings=warnings, columns=columns)
+    files = files_of(path, side, warnings, columns)
+    if not path.is_dir() or columns not in (None, NumberColumns()):
         # Columns are given for every file, so a file that lacks them is an error.
-        is_chosen = columns not in (None, NumberColumns())
-        return list(chain.from_iterable(map(read, files) if is_chosen else read_each(files, read, warnings)))
+        return list(chain.from_iterable(map(read, files)))
+    return list(chain.from_iterable(read_each(files, read, warnings)))
+
+
+def files_of(path: Path, side: str, warnings: list[str], columns: NumberColumns | None) -> list[Path]:
+    """The files with launches of a path, by kind of file and name. Arguments and errors are those of `read_side`."""
     if not path.exists():
         raise UserError(f"{side} {path} does not exist; give run files or a folder of them, such as results/")
-    return _read_file(path, warnings, columns)
+    if not path.is_dir():
+        return [path]
+    json_files = sorted(file for file in path.rglob("*.json") if file.is_file())
+    kinds = read_each(json_files, lambda file: (file, _sniffed(file, columns)), warnings)
+    files = [*run_files_in(path), *(file for file, kind in kinds if kind)]
+    if columns is not None and (columns.value or not files):
+        files += _foreign_files(path, columns)
+    return files
 
 
 def _foreign_files(folder: Path, columns: NumberColumns) -> list[Path]:
@@ -287,8 +294,11 @@ def _foreign_files(folder: Path, columns: NumberColumns) -> list[Path]:
     return [*(tables if columns.value else []), *logs]
 
 
-def _read_file(path: Path, warnings: list[str], columns: NumberColumns | None) -> list[Launch]:
-    """The launch of a run file or an nccl-tests file, or the launches of a baseline or of another tool."""
+def read_file(path: Path, warnings: list[str], columns: NumberColumns | None) -> list[Launch]:
+    """The launch of a run file or an nccl-tests file, or the launches of a baseline or of another tool.
+
+    Arguments and errors are those of `read_side`.
+    """
     kind = _sniffed(path, columns)
     if columns is not None and kind in foreign_numbers.READERS:
         return foreign_numbers.read_foreign(path, kind, columns, warnings)

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +77,7 @@ def _spot(spot: Spot) -> str:
 
 TEMPLATES = Path(__file__).parent / "templates"
 # The page's two scripts, before the first and after the last element, each from one or several files.
-SCRIPTS = (("early",), ("common", "tables", "picker", "plots", "page"))
+SCRIPTS = (("early",), ("common", "tables", "picker", "trends", "plots", "page"))
 # CSS classes of words in tables.
 GOOD, BAD, FAINT = "good", "bad", "faint"
 LOOKS = {
@@ -167,7 +167,19 @@ class Download:
         return f"data:{self.media_type};base64,{base64.b64encode(self.content).decode()}"
 
 
-PageBlock = Block | Picture | Tiles | Picker | Download
+@dataclass(frozen=True)
+class Trends:
+    """Plots of series over launches, which the page's script draws.
+
+    Args:
+        data: JSON for the script `trends.js`, from `report/site.py`.
+    """
+
+    title: str
+    data: str
+
+
+PageBlock = Block | Picture | Tiles | Picker | Download | Trends
 
 
 @dataclass
@@ -180,16 +192,23 @@ class PageSection:
     id: str = ""
 
 
-def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
+def page_of(title: str, blocks: Sequence[PageBlock], pages: Mapping[str, str] | None = None) -> str:
     """The whole page as HTML. `title` is the title of the browser's tab.
 
     The first heading of level 1 is the page's heading. Every other heading of level 1 or 2 begins a section.
+
+    Args:
+        pages: addresses of other pages, to which cells with these texts are links.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     sections, heading = _sections(title, blocks)
-    scripts = ["".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in names) for names in SCRIPTS]
+    unused = {"trends"} if not any(isinstance(block, Trends) for block in blocks) else set[str]()
+    scripts = [
+        "".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in names if name not in unused)
+        for names in SCRIPTS
+    ]
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -205,7 +224,8 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
         heading=heading,
         sections=sections,
         # Titles of sections in the first and last section are links.
-        links={section.title: section.id for section in sections[1:]},
+        links={section.title: f"#{section.id}" for section in sections[1:]},
+        pages=pages or {},
         style=Markup(environment.get_template("page.css").render()),
         scripts=[*map(Markup, scripts)],
         hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in digests)),

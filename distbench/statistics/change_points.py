@@ -65,22 +65,22 @@ def change_points(logs: Floats) -> ChangePoints:
     Args:
         logs: logarithms of times, [cases, launches], oldest first; nan if a launch lacks the case.
     """
-    rows = logs - _medians(logs)[:, None]
+    rows = logs - row_medians(logs)[:, None]
     if len(rows) < MIN_CASES:
         own_cuts, own_share = _changes(rows, BLOCK, {best_cut: LEVEL})
         return ChangePoints(own_cuts, [], own_share, math.nan)
-    common = _medians(rows.T)
+    common = row_medians(rows.T)
     own_cuts, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
     steady = [not cuts for cuts in own_cuts]
     if MIN_STEADY <= sum(steady) < len(rows):
         # Changed cases moved the median, and thereby every other case.
-        common = _medians(rows[steady].T)
+        common = row_medians(rows[steady].T)
         own_cuts, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
     [shared], shared_share = _changes(common[None].copy(), BLOCK, {best_cut: SHARED_LEVEL})
     return ChangePoints(own_cuts, shared, own_share, shared_share)
 
 
-def _medians(rows: Floats) -> Floats:
+def row_medians(rows: Floats) -> Floats:
     """Return each row's median without nan; nan for a row of nan. Other than numpy.nanmedian, it needs no copy."""
     medians = np.full(len(rows), np.nan)
     for part in _parts(np.arange(len(rows)), rows.shape[1]):
@@ -244,9 +244,9 @@ def _orders(num_launches: int, block: int) -> Ints:
 
 def _clip_outliers(rows: Floats) -> None:
     """Clip values far from their row's median in place, so that one launch is not a new level."""
-    middle = _medians(rows)[:, None]
+    middle = row_medians(rows)[:, None]
     for part in _parts(np.arange(len(rows)), rows.shape[1]):
         distances = np.abs(rows[part] - middle[part])
-        spread = _medians(distances)[:, None] * MAD_TO_SD
+        spread = row_medians(distances)[:, None] * MAD_TO_SD
         reach = np.where(spread > 0, OUTLIER * spread, np.inf)
         rows[part] = np.clip(rows[part], middle[part] - reach, middle[part] + reach)

@@ -18,14 +18,13 @@ const pairText = ([ratio, low, high, verdict]) => {
   return `${ratioText(ratio)} than A${interval}. Verdict: ${name}.`;
 };
 
-const makePicker = (box) => {
-  const { items, rows, medians, pairs, otherwise } = JSON.parse(box.dataset.picker);
+const makePicker = (box, { items, rows, medians, pairs, otherwise, textOf = timeText, first = [0, 1] }) => {
   const title = box.getAttribute("aria-label");
   const answer = element("output");
   let shown = null;
   const selects = ["A", "B"].map((name, at) => {
     const select = element("select", {}, ...items.map((item, value) => element("option", { value, textContent: item })));
-    select.selectedIndex = at;
+    select.selectedIndex = first[at];
     box.append(element("label", {}, `${name} `, select));
     select.addEventListener("change", () => compare());
     return select;
@@ -41,7 +40,7 @@ const makePicker = (box) => {
     const cells = (tag, texts) => texts.map((textContent, at) => element(tag, { textContent, className: at ? "" : "left" }));
     const measured = rows.map((row, at) => [row, medians[a][at], medians[b][at]]).filter(([, x, y]) => x !== null && y !== null);
     const head = element("tr", {}, ...cells("th", ["case", "A", "B", "B / A"]));
-    const body = measured.map(([row, x, y]) => element("tr", {}, ...cells("td", [row, timeText(x), timeText(y), (y / x).toFixed(2)])));
+    const body = measured.map(([row, x, y]) => element("tr", {}, ...cells("td", [row, textOf(x, row), textOf(y, row), (y / x).toFixed(2)])));
     const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
     const region = element("div", { className: "box", tabIndex: 0, role: "group", ariaLabel: title }, table);
     return [element("figure", {}, element("figcaption", { textContent: `${title}: ${body.length} cases of both` }), region), table];
@@ -57,7 +56,7 @@ const makePicker = (box) => {
     }
     if (a === b) answer.value = "Choose two different ones.";
     else if (rows.length === 1) {
-      const times = `A takes ${timeText(medians[a][0])}, B takes ${timeText(medians[b][0])}`;
+      const times = `A takes ${textOf(medians[a][0], rows[0])}, B takes ${textOf(medians[b][0], rows[0])}`;
       answer.value = pair ? `${times}. B is ${pairText(pair)}` : `${times}. ${otherwise}.`;
     } else {
       answer.value = `${otherwise}.`;
@@ -68,4 +67,4 @@ const makePicker = (box) => {
   };
   compare();
 };
-all("[data-picker]").forEach(makePicker);
+for (const box of all("[data-picker]")) makePicker(box, JSON.parse(box.dataset.picker));

@@ -26,14 +26,14 @@ const show = (spot) => {
 };
 
 for (const spot of all(".spot")) {
-  spot.dataset.tip = spot.textContent;
+  spot.dataset.tip ??= spot.textContent;
   spot.replaceChildren();
 }
 document.addEventListener("pointerover", (event) => show(event.target.closest?.(".spot")));
 document.addEventListener("scroll", place, { capture: true, passive: true });
 for (const figure of all("figure.box")) {
-  const spots = all(".spot", figure);
   figure.addEventListener("keydown", (event) => {
+    const spots = all(".spot", figure);
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (event.key === "Escape") show(null);
     if (!step || !spots.length) return;
