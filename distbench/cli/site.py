@@ -31,7 +31,7 @@ from distbench.spec.errors import UserError
     help="Results folder. It may be a file of another tool. [results]",
 )
 @click.option(
-    "-o", "--output", "folder", type=PATH, metavar="DIR", default=Path("site"), help="Folder to write. [site]"
+    "-o", "--output-dir", "folder", type=PATH, metavar="DIR", default=Path("site"), help="Folder to write. [site]"
 )
 @click.option(
     "--run-pages",
@@ -51,11 +51,12 @@ def site(
 ) -> None:
     """Write static pages over all runs: trends per case, changes, regressions first.
 
-    index.html has the changed cases with plots, filters, and links to a page per scenario and machine. Changes are those
-    that distbench history reports. The pages need no server and no network.
+    index.html has the changed cases with plots, filters, and links to a page per scenario and machine. Changes are
+    those that distbench history reports. The pages need no server and no network.
 
     An index in the results folder (.distbench-index.sqlite) stores the numbers of each run file, so that only new and
-    changed files are read. -o is replaced as a whole; a folder with files that distbench site did not write is rejected.
+    changed files are read. -o is replaced as a whole. A folder with files that distbench site did not write is
+    rejected.
 
     \b
     Example:
@@ -80,7 +81,8 @@ def site(
         ]
         click.echo(json.dumps({"headline": written.headline[0], "changed": changed}, indent=1))
     elif not quiet:
-        say(text_of([Notes(tuple(f"warning: {warning}" for warning in index.warnings))]))
+        if index.warnings:
+            say(text_of([Notes(tuple(f"warning: {warning}" for warning in index.warnings))]))
         say("\n".join(written.headline))
 
 

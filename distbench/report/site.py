@@ -58,19 +58,8 @@ SLOWER, RECOVERED, FASTER = "slower", "recovered", "faster"
 STANDINGS = (SLOWER, RECOVERED, FASTER)
 CASE_COLUMNS = ("<case", "<standing", "change", "<since", "<commit", "p10", "<95 % interval")
 LAUNCH_COLUMNS = ("<date", "<commit", "<label", "<torch", "<run")
-CHANGED_COLUMNS = ("<case", "<standing", "change", "<since", "<commit", "<scenario", "<machine", "<torch", "<page")
-GROUP_COLUMNS = (
-    "<page",
-    "cases",
-    "launches",
-    "slower",
-    "recovered",
-    "faster",
-    "<newest",
-    "<scenario",
-    "<machine",
-    "<torch",
-)
+CHANGED_COLUMNS = ("<case", "<standing", "change", "<since", "<commit", "<page")
+GROUP_COLUMNS = ("<page", "cases", "launches", *STANDINGS, "<newest launch", "<commit", "<torch")
 NO_VERDICT = "Ratio of 10th percentiles without a verdict, because each side is one launch"
 
 
@@ -139,8 +128,13 @@ class Group:
 
     @property
     def keys(self) -> dict[str, str]:
-        """Values of the filters of the index."""
-        return {"scenario": clean(self.scenario), "machine": clean(self.machine), "torch": clean(self.torch)}
+        """The group's name, and values of the filters of the index."""
+        return {
+            "page": self.name,
+            "scenario": clean(self.scenario),
+            "machine": clean(self.machine),
+            "torch": clean(self.torch),
+        }
 
 
 @dataclass(frozen=True)
@@ -429,7 +423,7 @@ def _group_blocks(
     if len(contents) > 1:
         yield Table("Pages of cases", ("<page", "<cases"), contents)
     yield Heading("Compare two launches")
-    yield Lines((f"{NO_VERDICT}. For a verdict, measure both commits in turn (distbench ab).",))
+    yield Lines(("For a verdict, measure both commits in turn (distbench ab).",))
     if number == 0:
         yield Heading("Launches")
         launches = [
@@ -497,10 +491,7 @@ def _index_blocks(site: Site) -> Iterator[PageBlock]:
     launches = [group.shown if id(group) in plotted else () for group in groups]
     yield _trends("Changed cases", plots, launches, keys=[group.keys for group in groups])
     if changed:
-        rows = [
-            (clean(case.series.case_id), *_change_cells(case), *group.keys.values(), group.name)
-            for group, case in changed[:MAX_CHANGED]
-        ]
+        rows = [(clean(case.series.case_id), *_change_cells(case), group.name) for group, case in changed[:MAX_CHANGED]]
         left_out = [f"{len(changed) - MAX_CHANGED:,} more on the pages below"] if len(changed) > MAX_CHANGED else []
         yield Table("Changed cases, regressions first", CHANGED_COLUMNS, rows, left_out)
     yield Heading("Pages")
@@ -510,9 +501,5 @@ def _index_blocks(site: Site) -> Iterator[PageBlock]:
 def _group_cells(group: Group) -> tuple[str, ...]:
     counts = Counter(case.standing for case in group.changed)
     numbers = (group.num_cases, len(group.launches), *(counts[name] for name in STANDINGS))
-    return (
-        group.name,
-        *(f"{number:,}" for number in numbers),
-        _origin(group.launches[-1].launch)[0],
-        *group.keys.values(),
-    )
+    newest = group.launches[-1].launch
+    return group.name, *(f"{number:,}" for number in numbers), *_origin(newest), clean(group.torch)

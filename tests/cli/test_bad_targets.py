@@ -21,6 +21,8 @@ COMMANDS = (
     ["export", "pytest-benchmark", RUN, "-o", "FOLDER"],
     ["baseline", "save", RUN, "--results", "FILE/x"],
     ["history", "--results", str(GOLDEN), "--plots", "FILE/x"],
+    ["site", "--results", str(GOLDEN / "steps.jsonl"), "-o", "FILE"],
+    ["site", "--results", str(GOLDEN / "steps.jsonl"), "-o", "FILE/x"],
     ["report", RUN, "--page", "FOLDER"],
     ["report", RUN, "--page", "FILE/x.html"],
     ["report", RUN, "--plots", "FILE/x"],

@@ -48,7 +48,19 @@ def of_name(name: str) -> dict[str, click.Option]:
 
 def test_what_is_printed_is_chosen_by_format_alone() -> None:
     assert not {long_name(option) for _, option in OPTIONS} & {"--json", "--markdown", "--csv", "--table", "--html"}
-    printing = {"baseline list", "check", "compare", "doctor", "history", "list", "report", "run", "simulate", "tune"}
+    printing = {
+        "baseline list",
+        "check",
+        "compare",
+        "doctor",
+        "history",
+        "list",
+        "report",
+        "run",
+        "simulate",
+        "site",
+        "tune",
+    }
     printing |= {
         "ab",
         "gate",

@@ -89,17 +89,17 @@ const plotBox = (name) => element("figure", { className: "box", tabIndex: 0, ari
 const makeCards = (box, data) => {
   for (const series of data.series) {
     const figure = plotBox(series.name);
-    const link = element("a", { href: series.page, textContent: series.name });
+    const link = element("a", { href: `${series.page}#${encodeURIComponent(series.name)}`, textContent: series.name });
     const look = series.standing === "slower" ? "bad" : "good";
     const finding = element("span", { className: look, textContent: series.finding });
     figure.append(element("figcaption", {}, link, element("br"), finding), drawTrend(data, series, widthOf(box)));
-    Object.assign(figure.dataset, data.keys[series.group]);
+    figure.dataset.page = data.keys[series.group].page;
     box.append(figure);
   }
   const filters = element("div", { className: "filters" });
   const count = element("output");
   const names = ["scenario", "machine", "torch"];
-  const has = (text, value) => !value || text.split(", ").includes(value);
+  const groups = new Map(data.keys.map((keys) => [keys.page, keys]));
   const selects = names.map((name) => {
     const values = [...new Set(data.keys.flatMap((keys) => keys[name].split(", ")))].sort();
     const options = ["", ...values].map((value) => element("option", { value, textContent: value || "all" }));
@@ -112,14 +112,11 @@ const makeCards = (box, data) => {
   box.prepend(filters);
   const filter = () => {
     const chosen = selects.map((select) => select.value);
-    for (const figure of all("figure", box)) figure.classList.toggle("out", !names.every((name, at) => has(figure.dataset[name], chosen[at])));
+    const isOut = (page) => !names.every((name, at) => !chosen[at] || groups.get(page)[name].split(", ").includes(chosen[at]));
+    for (const figure of all("figure", box)) figure.classList.toggle("out", isOut(figure.dataset.page));
     for (const table of all("main table")) {
-      const columns = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
-      const places = names.map((name) => columns.indexOf(name));
-      for (const row of table.tBodies[0].rows) {
-        const isIn = places.every((place, at) => place < 0 || has(row.cells[place].textContent.trim(), chosen[at]));
-        row.classList.toggle("out", !isIn);
-      }
+      const place = [...table.tHead.rows[0].cells].findIndex((cell) => textOf(cell).startsWith("page"));
+      for (const row of table.tBodies[0].rows) row.classList.toggle("out", isOut(textOf(row.cells[place])));
     }
     const shown = all("figure:not(.out)", box).length;
     count.value = chosen.some(Boolean) ? `${shown} of ${data.series.length} plots` : "";
@@ -133,8 +130,15 @@ const makeChooser = (box, data) => {
   const draw = () => figure.replaceChildren(drawTrend(data, data.series[select.selectedIndex], widthOf(box)));
   select.addEventListener("change", draw);
   box.append(element("div", { className: "chosen" }, element("label", {}, "case ", select)), figure);
-  draw();
   const places = new Map(data.series.map(({ name }, at) => [name, at]));
+  const show = () => {
+    let name = "";
+    try { name = decodeURIComponent(location.hash.slice(1)); } catch { /* not the name of a case */ }
+    if (places.has(name)) select.selectedIndex = places.get(name);
+    draw();
+  };
+  addEventListener("hashchange", show);
+  show();
   for (const table of all("main table")) {
     if (table.tHead.rows[0].cells[0].textContent.trim() !== "case") continue;
     for (const { cells: [cell] } of table.tBodies[0].rows) {
