@@ -1,11 +1,12 @@
-"""Time, memory and false alarms of `distbench site` on 100,000 cases and 200 commits.
+"""CPU time, memory and false alarms of `distbench site` on 100,000 cases and 200 commits.
 
 The run files are made up: noise of 3 % per case and launch with an upper tail, 5 % per launch for all cases together,
 and 100 cases that become 20 % slower at a random commit. Run it with `python -m benchmarks site`; it needs 3 GB of disk
-below `build/`, 10 minutes, and an idle machine.
+below `build/`, and 6 minutes on an idle machine.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from benchmarks.claims import Claim, Row
 FOLDER = Path("build/site")
 NUM_CASES, NUM_COMMITS, NUM_SLOWER, FACTOR, SEED = 100_000, 200, 100, 1.2, 20260101
 NOISE, TAIL, DRIFT = 0.03, 0.01, 0.05
-MAX_WALL_S, MAX_RSS_GB, MAX_PAGE_MB = 60.0, 1.0, 2.0
+MAX_CPU_S, MAX_RSS_GB, MAX_PAGE_MB = 60.0, 1.0, 2.0
 IS_LONG = True
 
 CLAIMS = (
@@ -29,7 +30,6 @@ CLAIMS = (
         "60 s, 1 GB, 2 MB",
         ("one new run, *", "largest page, MB"),
     ),
-    Claim("the same without an index", "{:.0f} s, {:.2f} GB", "1 GB", ("no index, *",)),
     Claim(
         "unchanged cases that it reports as changed, of 99,900; of 100 cases 20 % slower, found",
         "{:.0f}; {:.0f}",
@@ -40,7 +40,7 @@ CLAIMS = (
 
 
 def main() -> list[Row]:
-    """Rows (name, measured, allowed): wall time in seconds, peak memory in GB (1e9 bytes), cases."""
+    """Rows (name, measured, allowed): time of one core in seconds, peak memory in GB (1e9 bytes), cases."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     try:
         results, site = FOLDER / "results", FOLDER / "site"
@@ -49,23 +49,32 @@ def main() -> list[Row]:
         away = FOLDER / newest.name
         newest.rename(away)
         command = ["site", "--results", str(results), "-o", str(site), "--run-pages", "0", "--json"]
-        first_s, first_gb = measure(command, FOLDER / "output")
+        before_s = children_s()
+        _, first_gb = measure(command, FOLDER / "output")
+        first_s = children_s() - before_s
         away.rename(newest)
-        wall_s, rss_gb = measure(command, FOLDER / "output")
+        _, rss_gb = measure(command, FOLDER / "output")
+        cpu_s = children_s() - before_s - first_s
         changed = {case["case_id"] for case in json.loads((FOLDER / "output").read_text())["changed"]}
         slower = {case_id(case) for case in range(NUM_SLOWER)}
         largest_mb = max(path.stat().st_size for path in site.rglob("*.html")) / 1e6
         return [
-            ("no index, wall s", first_s, float("inf")),
+            ("no index, CPU s", first_s, float("inf")),
             ("no index, peak GB", first_gb, MAX_RSS_GB),
-            ("one new run, wall s", wall_s, MAX_WALL_S),
+            ("one new run, CPU s", cpu_s, MAX_CPU_S),
             ("one new run, peak GB", rss_gb, MAX_RSS_GB),
             ("largest page, MB", largest_mb, MAX_PAGE_MB),
-            ("unchanged cases reported", len(changed - slower), 2),
+            ("unchanged cases reported", len(changed - slower), 0),
             ("slower cases found", len(changed & slower), -0.95 * NUM_SLOWER),
         ]
     finally:
         shutil.rmtree(FOLDER, ignore_errors=True)
+
+
+def children_s() -> float:
+    """CPU time of ended child processes, in seconds. Other programs on the machine hardly change it."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def case_id(case: int) -> str:

@@ -97,7 +97,7 @@ class ChangedCase:
 
 @dataclass
 class Group:
-    """The launches of one scenario that are comparable, as on one machine, and what was found in their cases.
+    """The launches of one scenario that are comparable, as on one machine, and the changes of their cases.
 
     Args:
         shown: the launches in the order of the values, without those that measured nothing.
@@ -139,7 +139,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Site:
-    """What was found, by group, newest group first."""
+    """The groups with their changes, newest group first."""
 
     groups: Sequence[Group]
 
@@ -192,10 +192,10 @@ def write_site(
             target.rename(old)
         new.rename(target)
     except OSError as error:
-        if old.exists() and not target.exists():
-            old.rename(target)
         raise UserError(f"-o {folder} cannot be written ({error.strerror or error}); give another folder") from error
     finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
         for path in (new, old):
             shutil.rmtree(path, ignore_errors=True)
     return site
