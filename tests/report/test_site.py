@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import ROOT
 from foreign_rows import as_csv, rows
 from site_runs import FASTER, IDS, RECOVERED, SLOWER, write_runs
 
@@ -215,3 +216,15 @@ def test_a_temporary_level_is_found_where_it_was_made() -> None:
     logs = 0.001 * np.random.default_rng(2).standard_normal((8, 26))
     logs[0, 9:18] += 0.3
     assert statistics.change_points(logs).own[0] == [9, 18]
+
+
+def test_the_commands_and_the_message_of_the_page_are_as_shown(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "site.md").read_text()
+    [command] = re.findall(r"^```\ndistbench (.*)\n```", page, re.MULTILINE)
+    [message] = re.findall(r"^distbench: .*CNAME.*\n", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(main, command.split()).exit_code == 0
+    (tmp_path / "site" / "CNAME").touch()
+    assert CliRunner().invoke(main, command.split()).stderr == message
