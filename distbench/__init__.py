@@ -13,6 +13,7 @@ from distbench.version import __version__ as __version__
 if TYPE_CHECKING:
     from distbench.cli.python_api import ComparedRuns, Report, Runs, compare, load, run
     from distbench.communication_assertions import SeenCommunication, communication
+    from distbench.loop_watch import Watch, watch
     from distbench.planning.cost_profile import load_profile
     from distbench.redistribute.direct import DirectRedistribution
     from distbench.spec.errors import UserError
@@ -27,6 +28,7 @@ __all__ = [
     "Runs",
     "SeenCommunication",
     "UserError",
+    "Watch",
     "calibrated_planning",
     "communication",
     "compare",
@@ -34,6 +36,7 @@ __all__ = [
     "load_profile",
     "native_all_to_all",
     "run",
+    "watch",
     "wrap",
 ]
 
@@ -43,6 +46,7 @@ import_when_asked(
     {
         "cli.python_api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),
         "communication_assertions": ("SeenCommunication", "communication"),
+        "loop_watch": ("Watch", "watch"),
         "planning.cost_profile": ("load_profile",),
         "spec.errors": ("UserError",),
         "spec.scenario": ("wrap",),

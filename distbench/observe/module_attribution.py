@@ -262,7 +262,7 @@ class CollectiveTracker:
         self._names = iter(phases or ("call",))
         self._phase = next(self._names)
         self._labels, self._modules, self._plan = labels, modules, plan
-        self._groups, self._rank = _mesh_dims_by_ranks(meshes), dist.get_rank()
+        self._groups, self._rank = mesh_dims_by_ranks(meshes), dist.get_rank()
         self._turn, self._buckets = 0, Counter[int]()
 
     def stamp(self) -> None:
@@ -367,7 +367,7 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
     return "autograd" if phase == "backward" else "model"
 
 
-def _mesh_dims_by_ranks(meshes: Sequence[DeviceMesh]) -> dict[tuple[int, ...], str]:
+def mesh_dims_by_ranks(meshes: Sequence[DeviceMesh]) -> dict[tuple[int, ...], str]:
     """Map the sorted ranks of this rank's group, for every choice of mesh dims, to the names of the fewest mesh
     dims."""
     by_ranks: dict[tuple[int, ...], str] = {}

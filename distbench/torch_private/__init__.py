@@ -13,6 +13,7 @@ from distbench.torch_private.collectives import (
     Issued,
     arguments_of,
     call_of,
+    default_store,
     each_operator,
     is_async,
     is_attention,

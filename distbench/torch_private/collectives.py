@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.torch_private.probe import KERNELS, replaced, require
+from distbench.torch_private.probe import KERNELS, STORE, replaced, require
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -293,6 +293,7 @@ class Issued:
     call: CollectiveCall
     issued_s: float
     completed_s: float | None = None
+    is_async: bool = False  # the caller may continue before the end
 
 
 @contextlib.contextmanager
@@ -302,7 +303,7 @@ def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
     def handle(operator: Any, pass_on: Callable[[], Any], args: Any) -> Any:
         if (call := call_of(operator, args, {})) is None:
             return pass_on()
-        issued = Issued(call, time.monotonic())
+        issued = Issued(call, time.monotonic(), is_async=is_async(operator, args, {}))
         on_issue(issued)
         result = pass_on()
         if isinstance(result, tuple):  # follows the filled tensors
@@ -439,3 +440,9 @@ def _waited_for_at_once(work: Any, stamp: Callable[[], None]) -> Callable[[Any],
         return True
 
     return join
+
+
+def default_store() -> Any:
+    """Return the store of the default process group, which ranks share without a collective."""
+    require(STORE)
+    return dist.distributed_c10d._get_default_store()

@@ -55,6 +55,7 @@ PLANNERS = "redistribution planners"
 PATHS = "redistribution paths"
 PENDING = "results of functional collectives"
 KERNELS = "kernels around collectives"
+STORE = "store of the default process group"
 BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
 REDUCER = "DDP's reducer on a simulated device"
@@ -126,6 +127,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch": ("_C._dispatch_keyset_full_after", "_C._distributed_c10d.PythonCallbackWork"),
         "torch.distributed": ("Work.boxed", "Work.unbox"),
     },
+    STORE: {"torch.distributed.distributed_c10d": ("_get_default_store",)},
     "communication labels": {
         "torch.distributed.fsdp._fully_shard._fsdp_param_group": (
             "FSDPParamGroup.unshard(self, async_op)",

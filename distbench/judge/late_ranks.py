@@ -1,0 +1,224 @@
+"""The verdict on ranks that arrive last: of a watched loop (`loop_watch.py`) and of other tools' files, in the same
+words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from distbench.records.arrival_files import CollectiveTimes
+from distbench.show.units import brief_time_text, decimals_for, time_scale
+from distbench.spec.printable_text import count_text, listed
+from distbench.statistics.intervals import Floats
+from distbench.statistics.late_ranks import ALPHA, fewest_last, fewest_samples, latenesses
+
+MAX_NAMED = 4
+# Of files: number of samples, and the smallest reported lateness as a share of the median collective (durations), or of
+# the time between collectives (arrivals).
+PARTS, LEAST_SHARE = 20, 0.1
+PASS, LATE, UNKNOWN = 0, 1, 3  # exit codes, as of preflight
+
+
+@dataclass(frozen=True)
+class GroupArrivals:
+    """Arrivals of the ranks of one group.
+
+    Args:
+        name: name in messages, such as `tp 4-7`.
+        ranks: names of its ranks in messages, such as `rank 5`.
+        hosts: host of each rank, "" if unknown.
+        arrivals_s: seconds with any zero per sample, [samples, ranks].
+        least_s: a smaller lateness is not reported.
+        per: what a sample's seconds are per: "step" or "collective".
+        why_not: the reason why the group is not judged, or "".
+    """
+
+    name: str
+    ranks: tuple[str, ...]
+    hosts: tuple[str, ...]
+    arrivals_s: Floats
+    least_s: float
+    per: str = "step"
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """A rank that arrives last in a group more often than by chance.
+
+    Attributes:
+        rank, host, group: as in messages; host is "" if unknown.
+        num_last, num_samples: samples (steps) in which the rank is last, and all samples.
+        late_s, low_s, high_s: median of seconds after the median of the group's other ranks in the samples in which the
+            rank is last, with its 95 % confidence interval.
+        p: probability of `num_last` by chance, adjusted over all ranks and groups (Holm).
+        per: what the seconds are per: "step" or "collective".
+    """
+
+    rank: str
+    host: str
+    group: str
+    num_last: int
+    num_samples: int
+    late_s: float
+    low_s: float
+    high_s: float
+    p: float
+    per: str = "step"
+
+    def text(self, samples: str) -> str:
+        """Return `rank 5 (host b) arrives last in group tp 4-7 in 9 of 10 sampled steps, 41 ms (95 % CI ...`."""
+        where = f" (host {self.host})" if self.host else ""
+        scale, unit = time_scale(self.late_s)
+        decimals = decimals_for(self.late_s / scale)
+        center, low, high = (f"{seconds / scale:.{decimals}f}" for seconds in (self.late_s, self.low_s, self.high_s))
+        late = f"{center} {unit} (95 % CI {low}-{high} {unit}) per {self.per} after the median of the other ranks"
+        often = f"in {self.num_last} of {self.num_samples} {samples}"
+        return f"{self.rank}{where} arrives last in group {self.group} {often}, {late}"
+
+
+@dataclass(frozen=True)
+class LatenessVerdict:
+    """The late ranks of all groups, the latest first, and lines for people. The headline is the last line.
+
+    Attributes:
+        late: late ranks.
+        lines: sentences.
+        exit_code: 0 without a late rank, 1 with one, 3 if unknown.
+    """
+
+    late: tuple[LateRank, ...]
+    lines: tuple[str, ...]
+    exit_code: int
+
+    def to_record(self) -> Mapping[str, Any]:
+        """Return the verdict as a JSON value."""
+        severity = {PASS: "PASS", LATE: "FAIL", UNKNOWN: "UNKNOWN"}[self.exit_code]
+        return {"verdict": severity, "late": [asdict(each) for each in self.late], "lines": list(self.lines)}
+
+
+def judge_arrivals(groups: Sequence[GroupArrivals], samples: str, more: str, alpha: float = ALPHA) -> LatenessVerdict:
+    """Name the ranks that arrive last more often than by chance, at an error rate of `alpha` over all groups.
+
+    Args:
+        groups: all groups of two or more ranks.
+        samples: plural noun of the samples, such as "sampled steps".
+        more: how to get more samples, for verdict UNKNOWN.
+    """
+    judged = [group for group in groups if not group.why_not]
+    num_tests = sum(len(group.ranks) for group in judged)
+    short = [group for group in judged if len(group.arrivals_s) < fewest_samples(len(group.ranks), num_tests, alpha)]
+    late = [
+        LateRank(
+            group.ranks[found.member],
+            group.hosts[found.member],
+            group.name,
+            found.num_last,
+            len(group.arrivals_s),
+            *(found.late_s, found.low_s, found.high_s),
+            p=found.p,
+            per=group.per,
+        )
+        for found in latenesses([group.arrivals_s for group in judged])
+        for group in [judged[found.group]]
+        if found.p <= alpha and found.low_s >= group.least_s
+    ]
+    late.sort(key=lambda each: -each.late_s * each.num_last / each.num_samples)
+    not_judged = _not_judged(groups)
+    if late:
+        sentences = listed([each.text(samples) for each in late], MAX_NAMED, "; ")
+        return LatenessVerdict(tuple(late), (*not_judged, f"FAIL: {sentences}.", _next(late)), LATE)
+    if short:
+        return LatenessVerdict((), (*not_judged, _too_few(short, num_tests, samples, more, alpha)), UNKNOWN)
+    if not judged:
+        return LatenessVerdict((), not_judged or (f"UNKNOWN: no group of ranks has {samples}. {more}",), UNKNOWN)
+    checked = f"{count_text(len(judged), 'group')}, {_range_of([len(group.arrivals_s) for group in judged])} {samples}"
+    headline = f"PASS: no rank is late beyond chance ({checked}). {_detectable(judged, num_tests, samples, alpha)}"
+    return LatenessVerdict((), (headline, *not_judged), UNKNOWN if not_judged else PASS)
+
+
+def arrivals_of_files(groups: Sequence[CollectiveTimes], ranks_per_host: int | None) -> list[GroupArrivals]:
+    """Return the arrivals of groups of files, whose samples are PARTS parts of consecutive collectives.
+
+    Files do not mark steps, and collectives of a step depend on each other. Clocks of hosts are not aligned: durations
+    are compared, which end together on all ranks, so the rank that arrives last has the shortest; times of the host's
+    call only within a host.
+
+    Args:
+        ranks_per_host: of files without hosts; None if unknown.
+    """
+    return [_arrivals_of(group, ranks_per_host) for group in groups]
+
+
+def _arrivals_of(group: CollectiveTimes, ranks_per_host: int | None) -> GroupArrivals:
+    waited_s, arrived_s = group.table(group.waited_s), group.table(group.arrived_s)
+    why, values_s, scale_s = "", arrived_s, 0.0
+    if len(group.members) < group.num_ranks:
+        why = f"only {len(group.members)} of its {group.num_ranks} ranks have a file"
+    elif len(waited_s):
+        values_s, scale_s = -waited_s, float(np.median(waited_s))
+    elif not len(arrived_s):
+        why = "no collective is in the files of all its ranks"
+    elif group.is_device:
+        why = "the files have no durations on the device; set TORCH_NCCL_ENABLE_TIMING=1"
+    elif ranks_per_host is None:
+        why = "the files do not name hosts, whose clocks differ; give --ranks-per-host N"
+    elif len({rank // ranks_per_host for rank in group.members}) > 1:
+        why = "its ranks are on several hosts, whose clocks are not aligned, and the files have no durations"
+    else:
+        scale_s = float(np.ptp(arrived_s.min(axis=1))) / len(arrived_s)
+    parts = np.array_split(values_s, min(PARTS, len(values_s))) if not why else []
+    means = np.array([part.mean(axis=0) for part in parts]).reshape(len(parts), len(group.members))
+    ranks, hosts = ([names.get(key, "") for key in group.members] for names in (group.ranks, group.hosts))
+    least_s = LEAST_SHARE * scale_s
+    return GroupArrivals(group.name, tuple(ranks), tuple(hosts), means, least_s, "collective", why)
+
+
+def _not_judged(groups: Sequence[GroupArrivals]) -> tuple[str, ...]:
+    by_reason: dict[str, list[str]] = {}
+    for group in groups:
+        if group.why_not:
+            by_reason.setdefault(group.why_not, []).append(group.name)
+    reasons = [
+        f"{'groups' if len(names) > 1 else 'group'} {listed(names, MAX_NAMED)}: {why}"
+        for why, names in by_reason.items()
+    ]
+    return (f"UNKNOWN: {'; '.join(reasons)}.",) if reasons else ()
+
+
+def _next(late: Sequence[LateRank]) -> str:
+    hosts = list(dict.fromkeys(each.host or each.rank for each in late))
+    where = (
+        f"host{'s' if len(hosts) > 1 else ''} {listed(hosts, MAX_NAMED)}" if late[0].host else f"the host of {hosts[0]}"
+    )
+    return f"Next: check {where} (distbench preflight; other processes, clocks, input data of these ranks)"
+
+
+def _too_few(short: Sequence[GroupArrivals], num_tests: int, samples: str, more: str, alpha: float) -> str:
+    group = max(short, key=lambda each: fewest_samples(len(each.ranks), num_tests, alpha))
+    needed = fewest_samples(len(group.ranks), num_tests, alpha)
+    return f"UNKNOWN: {len(group.arrivals_s)} {samples} of group {group.name} are too few; {needed} are needed. {more}"
+
+
+def _range_of(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def _detectable(judged: Sequence[GroupArrivals], num_tests: int, samples: str, alpha: float) -> str:
+    """A sentence on the group in which a rank must be last most often."""
+    needed = [(fewest_last(len(group.arrivals_s), len(group.ranks), num_tests, alpha) or 0, group) for group in judged]
+    count, group = max(needed, key=lambda pair: pair[0] / len(pair[1].arrivals_s))
+    least = brief_time_text(float(np.max([each.least_s for each in judged])))
+    return (
+        f"A rank that is last in {count} of {len(group.arrivals_s)} {samples}, by {least} per {group.per} or more, "
+        "would be named."
+    )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return `4-7` for consecutive ranks, `0,2,4,6` for others."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return listed([str(rank) for rank in ranks], 8, ",", ",... ({} more)")
