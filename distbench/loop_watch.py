@@ -12,14 +12,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -32,7 +31,7 @@ from distbench.judge.late_ranks import (
     ranks_text,
 )
 from distbench.observe.module_attribution import mesh_dims_by_ranks
-from distbench.spec.devices import known_device
+from distbench.ranks.device import Accelerator
 from distbench.spec.errors import UserError
 from distbench.statistics.late_ranks import ALPHA
 from distbench.torch_private import Issued, Unsupported, default_store, finished_parameter, timed_collectives
@@ -162,18 +161,36 @@ class Watch:
         self._start_s: float | None = None
         self._read: list[dict[int, Sample]] = []  # on rank 0
         self._next_look, self._alpha = FIRST_LOOK, ALPHA / 2
-        self._is_open = True
+        self._is_open = False
         if self._rank == 0:
             importlib.import_module("scipy.special")  # else the first look delays a step
+
+    def __enter__(self) -> Self:
+        self._is_open = True
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._is_open = False
+        self._window.close()
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"ended/{self._rank}", "")
+            if self._rank == 0:
+                ended = [f"ended/{rank}" for rank in range(self._num_ranks)]
+                with contextlib.suppress(RuntimeError):  # a rank has not ended
+                    self._store.wait(ended, timedelta(seconds=EXIT_S if kind is None else 0.001))
+                self._collect(is_last=True)
+                self._report(self._judge(ALPHA / 2), "watch: ")
 
     def step(self) -> None:
         """End a step of the loop. All ranks must call this equally often, or the rest is not compared.
 
         Raises:
-            UserError: the `with` block has ended.
+            UserError: not in the `with` block.
         """
         if not self._is_open:
-            raise UserError("watch.step() was called after its `with distbench.watch(...)` block; call it in the block")
+            raise UserError(
+                "watch.step() was called outside of its `with distbench.watch(...)` block; call it in the block"
+            )
         self._num_steps += 1
         if self._start_s is not None:
             self._end_sample(self._start_s, time.monotonic())
@@ -231,26 +248,13 @@ class Watch:
         self.late, self.lines = verdict.late, verdict.lines
         print("\n".join(f"{begin}{line}" for line in verdict.lines), file=sys.stderr, flush=True)
 
-    def _end(self, waits: bool) -> None:
-        """Stop timing; on rank 0, print the summary of all samples."""
-        self._is_open = False
-        self._window.close()
-        with contextlib.suppress(RuntimeError):
-            self._store.set(f"ended/{self._rank}", "")
-            if self._rank == 0:
-                ended = [f"ended/{rank}" for rank in range(self._num_ranks)]
-                with contextlib.suppress(RuntimeError):
-                    self._store.wait(ended, timedelta(seconds=EXIT_S if waits else 0.001))
-                self._collect(is_last=True)
-                self._report(self._judge(ALPHA / 2), "watch: ")
 
+def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Watch:
+    """Watch the loop of a `with` block: which rank arrives last in each group, how often and by how much.
 
-@contextlib.contextmanager
-def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Iterator[Watch]:
-    """Name the rank that arrives last in each group, how often and by how much; call `step()` once per step.
-
-    Rank 0 prints to stderr: after 8, 16, 32, ... sampled steps, and at the end. All ranks must enter the block. An
-    exception in the block ends the watch on its rank and is raised again; other ranks do not wait for it.
+    The loop calls `step()` of the result once per step. Rank 0 prints to stderr: after 8, 16, 32, ... sampled steps,
+    and at the end. All ranks must enter the block. An exception in the block ends the watch on its rank; no other rank
+    waits for that rank. Rank 0 waits at most 10 s at its own end for the last samples.
 
     Args:
         every: one of so many steps is timed. Other steps are unchanged.
@@ -266,22 +270,15 @@ def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Iterator[Watch
         raise UserError("watch() needs a process group; call torch.distributed.init_process_group first")
     _require_host_backend()
     try:
-        watched = Watch(every, mesh)
+        return Watch(every, mesh)
     except Unsupported as reason:
         raise UserError(str(reason)) from reason
-    finished = False
-    try:
-        yield watched
-        finished = True
-    finally:
-        watched._end(waits=finished)
 
 
 def _require_host_backend() -> None:
-    device: Any = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    backend = known_device(device.type).backend if device is not None else ""
-    if backend and backend in str(dist.get_backend_config()):
+    accelerator = Accelerator.current()
+    if accelerator and accelerator.backend and accelerator.backend in str(dist.get_backend_config()):
         raise UserError(
-            f"watch() times collectives of hosts, and {backend} runs them on {device.type} devices; record Flight "
-            "Recorder or NCCL Inspector files and run `distbench watch FILE...` (docs/watch.md)"
+            f"watch() times collectives of hosts, and {accelerator.backend} runs them on {accelerator.type} devices; "
+            "record Flight Recorder or NCCL Inspector files and run `distbench watch FILE...` (docs/watch.md)"
         )

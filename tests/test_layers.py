@@ -14,7 +14,16 @@ PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "jinja2")
 # Package (or file of the top level) to the packages that it may import; docs/architecture.md has the same table.
 MAY_IMPORT = {
-    "__init__": {"cli", "communication_assertions", "planning", "redistribute", "spec", "torch_private", "version"},
+    "__init__": {
+        "cli",
+        "communication_assertions",
+        "loop_watch",
+        "planning",
+        "redistribute",
+        "spec",
+        "torch_private",
+        "version",
+    },
     "__main__": {"cli", "processes"},
     "cases": {"observe", "planning", "plans", "ranks", "records", "redistribute", "spec", "torch_private"},
     "cli": {
@@ -34,6 +43,7 @@ MAY_IMPORT = {
     "communication_assertions": {"judge", "observe", "plans", "spec", "torch_private"},
     "judge": {"processes", "records", "show", "spec", "statistics"},
     "launch": {"planning", "processes", "records", "spec"},
+    "loop_watch": {"judge", "observe", "ranks", "spec", "statistics", "torch_private"},
     "observe": {"plans", "ranks", "records", "spec", "statistics", "torch_private"},
     "planning": {"processes", "records", "show", "spec"},
     "plans": {"ranks", "redistribute", "spec", "statistics", "torch_private"},
@@ -77,7 +87,12 @@ MAY_IMPORT = {
 }
 # Where torch may be imported: packages of code that ranks run, and the files of simulate/ that record a step.
 TORCH_PACKAGES = {"cases", "observe", "plans", "ranks", "redistribute", "torch_private", "worker"}
-TORCH_FILES = {"communication_assertions.py", "simulate/recorded_step.py", "simulate/operator_recorder.py"}
+TORCH_FILES = {
+    "communication_assertions.py",
+    "loop_watch.py",
+    "simulate/recorded_step.py",
+    "simulate/operator_recorder.py",
+}
 # Packages that draw or hold frames; each imports pandas and matplotlib inside functions.
 FRAMES = {"cli", "judge", "planning", "records", "report", "search", "show"}
 # Not ours nor torch's, and without a public name (the last are pytest-benchmark's and transformers').

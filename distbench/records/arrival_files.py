@@ -194,7 +194,7 @@ def _of_inspector(files: Sequence[tuple[Path, list[Any]]]) -> list[CollectiveTim
             else f"rank {places[name, process]} of the group (pid {process[1]})"
             for process in group.hosts
         }
-        group.members = sorted(group.hosts, key=lambda process, name=name: places[name, process])
+        group.members = [process for _, process in sorted((places[name, process], process) for process in group.hosts)]
         group.num_ranks = sizes[name]
     return list(groups.values())
 
