@@ -273,6 +273,10 @@ def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Watch:
         return Watch(every, mesh)
     except Unsupported as reason:
         raise UserError(str(reason)) from reason
+    except RuntimeError as error:  # the store of a fake group stores nothing
+        raise UserError(
+            "watch() needs ranks that share a store; use a process group of gloo, not a fake one"
+        ) from error
 
 
 def _require_host_backend() -> None:

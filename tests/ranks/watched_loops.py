@@ -92,6 +92,14 @@ found = {
 }
 
 
+try:
+    with distbench.watch() as watch:
+        watch.step()
+    watch.step()
+except distbench.UserError as error:
+    found["after"] = str(error)
+
+
 def uneven(watch):
     """Rank 3 calls step() less often; collectives are equal."""
     for step in range(12):
