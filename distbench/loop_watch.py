@@ -176,8 +176,9 @@ class Watch:
             self._store.set(f"ended/{self._rank}", "")
             if self._rank == 0:
                 ended = [f"ended/{rank}" for rank in range(self._num_ranks)]
-                with contextlib.suppress(RuntimeError):  # a rank has not ended
-                    self._store.wait(ended, timedelta(seconds=EXIT_S if kind is None else 0.001))
+                if kind is None:
+                    with contextlib.suppress(RuntimeError):  # a rank has not ended
+                        self._store.wait(ended, timedelta(seconds=EXIT_S))
                 self._collect(is_last=True)
                 self._report(self._judge(ALPHA / 2), "watch: ")
 

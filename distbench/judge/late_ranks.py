@@ -172,7 +172,10 @@ def _arrivals_of(group: CollectiveTimes, ranks_per_host: int | None) -> GroupArr
     means = np.array([part.mean(axis=0) for part in parts]).reshape(len(parts), len(group.members))
     ranks, hosts = ([names.get(key, "") for key in group.members] for names in (group.ranks, group.hosts))
     least_s = LEAST_SHARE * scale_s
-    return GroupArrivals(group.name, tuple(ranks), tuple(hosts), means, least_s, "collective", why)
+    # Processes are named by host; groups of ranks of one mesh dim share a name.
+    has_numbers = all(isinstance(key, int) for key in group.members)
+    name = f"{group.name} {ranks_text(group.members)}" if has_numbers else group.name
+    return GroupArrivals(name, tuple(ranks), tuple(hosts), means, least_s, "collective", why)
 
 
 def _not_judged(groups: Sequence[GroupArrivals]) -> tuple[str, ...]:
