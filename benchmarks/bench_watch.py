@@ -17,22 +17,22 @@ from typing import Any
 from benchmarks.claims import Claim, Row
 
 SIDES = ("bare", "watched", "bare again")
-BLOCK, TURNS, EVERY = 20, 40, 100
-LATE_S, TRIAL_EVERY, TRIAL_STEPS, NUM_LATE, NUM_QUIET = 0.02, 4, 100, 20, 20
+BLOCK, TURNS, EVERY = 5, 100, 100
+LATE_S, TRIAL_EVERY, TRIAL_STEPS, NUM_LATE, NUM_QUIET = 0.02, 2, 80, 20, 20
 LOOPS = ("DDP", "FSDP2 x TP")
 AT_MOST = 0.01
 CLAIMS = (
     Claim(
-        "time of a loop with `distbench.watch(every=100)` relative to the bare loop, interleaved, with 95 % interval: "
-        + ", ".join(LOOPS),
+        "CPU time of a loop with `distbench.watch(every=100)` relative to the bare loop, interleaved, with 95 % "
+        f"interval: {', '.join(LOOPS)}",
         "; ".join(["{:+.2%} [{:+.2%}, {:+.2%}]"] * len(LOOPS)),
         "interval's end at most +1 %",
-        tuple(f"{name}: watched*" for name in LOOPS),
+        tuple(f"{name}: watched, cpu*" for name in LOOPS),
     ),
     Claim(
-        "`distbench.watch`, one rank 20 ms late: named, with no other rank, in 40 watched loops of 25 steps; loops "
-        "without a late rank that name one",
-        "{:.0f}, {:.0f}; {:.0f}, {:.0f} of 20 each",
+        "`distbench.watch`, one rank 20 ms late (40 sampled steps): named, with no other rank, in 20 loops each of "
+        f"{', '.join(LOOPS)}; of 20 loops without a late rank that name one",
+        "{:.0f}, {:.0f}; {:.0f}, {:.0f}",
         "20; at most 1",
         ("*named", "*false"),
     ),

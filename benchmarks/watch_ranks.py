@@ -22,7 +22,7 @@ import distbench
 from benchmarks.bench_watch import BLOCK, LATE_S, NUM_LATE, NUM_QUIET, SIDES, TRIAL_EVERY, TRIAL_STEPS, TURNS
 from distbench.ranks.device import calm_scheduler
 
-SEED, WIDTH, LAYERS, BATCH = 20261124, 128, 4, 16
+SEED, WIDTH, LAYERS, BATCH = 20261124, 128, 2, 16
 
 
 def step_of(model: nn.Module) -> Callable[[], None]:

@@ -214,9 +214,9 @@ class Watch:
         work = own_work(calls, start_s, end_s)
         self._start_s, self._calls = None, []
         named = {ranks: (self._names.get(ranks, ""), own_s) for ranks, own_s in work.items() if len(ranks) > 1}
+        self._num_samples += 1
         with contextlib.suppress(RuntimeError):  # the host of the store has ended; the loop fails by itself
-            self._store.set(f"{self._num_samples}/{self._rank}", Sample(end_s - start_s, named).to_text())
-            self._num_samples += 1
+            self._store.set(f"{self._num_samples - 1}/{self._rank}", Sample(end_s - start_s, named).to_text())
             if self._rank == 0:
                 self._collect(is_last=False)
                 if len(self._read) >= self._next_look:

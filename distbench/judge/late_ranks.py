@@ -80,7 +80,7 @@ class LateRank:
 
 @dataclass(frozen=True)
 class LatenessVerdict:
-    """The late ranks of all groups, the latest first, and lines for people. The headline is the last line.
+    """The late ranks of all groups, the latest first, and lines for people: the headline, after it the next command.
 
     Attributes:
         late: late ranks.
