@@ -80,14 +80,13 @@ def blocks(step: Callable[[], None]) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def trials(step: Callable[[], None], mesh: DeviceMesh | None, num_late: int) -> list[dict[str, Any]]:
-    """Which ranks watched loops name, in random order; in `num_late` of them a rank sleeps before each step."""
+def trials(step: Callable[[], None]) -> list[dict[str, Any]]:
+    """Which ranks watched loops name, in random order; in NUM_LATE of them a rank sleeps before each step."""
     rng, rank = random.Random(SEED), dist.get_rank()
-    sleepers = [rng.randrange(dist.get_world_size()) for _ in range(num_late)]
-    order = rng.sample([*sleepers, *[-1] * NUM_QUIET], num_late + NUM_QUIET)
+    sleepers = [rng.randrange(dist.get_world_size()) for _ in range(NUM_LATE)]
     rows = []
-    for sleeper in order:
-        with quiet(), distbench.watch(TRIAL_EVERY, mesh=mesh) as watch:
+    for sleeper in rng.sample([*sleepers, *[-1] * NUM_QUIET], NUM_LATE + NUM_QUIET):
+        with quiet(), distbench.watch(TRIAL_EVERY) as watch:
             for _ in range(TRIAL_STEPS):
                 time.sleep(LATE_S if rank == sleeper else 0)
                 step()
@@ -107,8 +106,8 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     calm_scheduler("cpu")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    loops = {"DDP": (ddp(), None), "FSDP2 x TP": (fsdp_and_tp(mesh), mesh)}
-    found = {name: {**blocks(step), "trials": trials(step, on, NUM_LATE)} for name, (step, on) in loops.items()}
+    of_ddp = ddp()
+    found: dict[str, Any] = {"DDP": blocks(of_ddp), "FSDP2 x TP": blocks(fsdp_and_tp(mesh)), "trials": trials(of_ddp)}
     if dist.get_rank() == 0:
         out.write_text(json.dumps(found))
     dist.barrier()

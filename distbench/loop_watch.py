@@ -162,6 +162,8 @@ class Watch:
         self._read: list[dict[int, Sample]] = []  # on rank 0
         self._next_look, self._alpha = FIRST_LOOK, ALPHA / 2
         self._is_open = False
+        with timed_collectives(self._on_issue):  # torch that lacks a name is refused before the loop
+            pass
         if self._rank == 0:
             importlib.import_module("scipy.special")  # else the first look delays a step
 
