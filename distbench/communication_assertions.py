@@ -6,15 +6,19 @@ DDP's reducer, too. Owners are determined as in a traced step (`observe/module_a
 
 import contextlib
 import fnmatch
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distbench.judge.communication_signature import ROOT, Signature, compare_with_stored, counted
@@ -28,10 +32,18 @@ from distbench.plans.user_step import OTHER
 from distbench.spec import ParallelPlan
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import write_whole
-from distbench.torch_private import FAMILIES, OTHERS, CollectiveCall, around_backward, issued_collectives
+from distbench.torch_private import (
+    FAMILIES,
+    OTHERS,
+    CollectiveCall,
+    around_backward,
+    average_on_fake_group,
+    issued_collectives,
+)
 
 PHASES = ("forward", "backward", "optimizer", OTHER)
 CASE = "communication"
+_WITH_HOOK: WeakSet[nn.Module] = WeakSet()
 
 
 class CollectiveCount(int):
@@ -159,6 +171,13 @@ def _owner(collective: Communication) -> str:
     return (collective.owner or ROOT) if collective.owner_known else "(unknown)"
 
 
+def _own_name(owner: str) -> str:
+    """Return the names of an owner as in the user's model, without torch's wrappers of compiled and checkpointed
+    modules."""
+    names = (re.sub(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)\b", "", name) for name in owner.split(", "))
+    return ", ".join(name.removeprefix(".") for name in names)
+
+
 def _require(what: str, given: str | None, allowed: Sequence[str] | set[str]) -> None:
     if given is not None and given not in allowed:
         raise UserError(f"{what} {given!r} is unknown ({nearest(given, sorted(allowed))})")
@@ -185,14 +204,20 @@ def communication(
             'backend="fake" for a test in one process'
         )
     meshes = [mesh] if mesh is not None else _meshes_of(model)
-    names = [name for name, _ in model.named_modules()] if model is not None else []
+    names = [_own_name(name) for name, _ in model.named_modules()] if model is not None else []
     sizes = {name: size for each in meshes for name, size in zip(each.mesh_dim_names or (), each.shape, strict=False)}
     seen = SeenCommunication(names, sizes, Path(folder), update)
+    for module in model.modules() if model is not None else ():
+        if isinstance(module, DistributedDataParallel) and module not in _WITH_HOOK:
+            _WITH_HOOK.add(module)
+            with contextlib.suppress(RuntimeError):  # a hook of the user's own
+                average_on_fake_group(module, module.process_group)
     with tracked_collectives(model, ("forward",), ParallelPlan(), meshes) as tracker, _phases(model) as phase_of:
 
         def on_issue(call: CollectiveCall) -> None:
             issued_in = tracker.issue_context(call)
-            seen.collectives.append(tracker.communication(call, issued_in._replace(phase=phase_of(issued_in))))
+            collective = tracker.communication(call, issued_in._replace(phase=phase_of(issued_in)))
+            seen.collectives.append(replace(collective, owner=_own_name(collective.owner)))
 
         with issued_collectives(on_issue):
             yield seen

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -21,9 +22,9 @@ WIDTH = 16
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.relu(self.up(x)))
@@ -161,6 +162,35 @@ def test_recomputation_is_seen_in_backward(mesh: DeviceMesh) -> None:
         counts.append([int(seen.count(phase=phase)) for phase in ("forward", "backward", "optimizer")])
     assert counts[0] == [6, 7, 0]
     assert counts[1] == [6, 7, 0]  # torch's early stop: the last all-reduce of a block is not recomputed
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("form", ["whole", "layers", "layers without graph breaks", "layers in wrappers"])
+def test_names_and_counts_of_compiled_and_wrapped_modules(mesh: DeviceMesh, form: str) -> None:
+    model: nn.Module = parallel(mesh, "no fsdp")
+    for number, layer in enumerate(model.layers if form != "whole" else ()):
+        if form == "layers in wrappers":
+            model.layers[number] = checkpoint_wrapper(layer)
+        else:
+            layer.compile(backend="eager", fullgraph=form == "layers without graph breaks")
+    if form == "whole":
+        model = torch.compile(model, backend="eager")
+    with distbench.communication(model) as seen:
+        model(torch.ones(4, WIDTH)).square().mean().backward()
+    assert seen.count("all_gather", on="tp", module="lm_head") == 1
+    assert seen.count("all_reduce", on="tp", phase="forward") == 2
+    # Hooks would break the graph, so the module around the layer is the owner.
+    owner = "(root)" if form == "layers without graph breaks" else "layers.*.down"
+    assert seen.count("all_reduce", on="tp", module=owner, phase="forward") == 2
+
+
+def test_ddp_on_a_fake_group() -> None:
+    with fake_ranks({"dp": 2}) as mesh:
+        model = nn.parallel.DistributedDataParallel(Block())
+        for _ in range(3):
+            with distbench.communication(model, mesh=mesh) as seen:
+                model(torch.ones(2, WIDTH)).sum().backward()
+        assert seen.bytes("all_reduce", on="dp", phase="backward") == 4 * 2 * 4 * WIDTH * WIDTH
 
 
 def test_a_failed_backward_ends_its_phase(mesh: DeviceMesh) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import re
+import shutil
 import socket
 import sys
 import time
@@ -359,6 +360,37 @@ def write(path: Path, content: str | bytes, mode: str = "w") -> None:
                 file.write(str(content))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); give another file") from error
+
+
+def check_new_folder(folder: Path, option: str) -> None:
+    """Raise UserError if a path is a file, or a folder that is not empty."""
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{option} {folder} is not a new folder; give another with {option}")
+
+
+def write_folder(folder: Path, option: str, files: Iterable[tuple[str, bytes]]) -> tuple[int, int]:
+    """Write (name, content) of files to a new folder, which does not exist before all files are written.
+
+    Returns:
+        The number of files and of bytes.
+
+    Raises:
+        UserError: the folder is not new or cannot be written.
+    """
+    check_new_folder(folder, option)
+    target, sizes = folder.resolve(), []
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        for name, content in files:
+            path = unfinished / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sizes.append(path.write_bytes(content))
+        unfinished.replace(target)
+    except OSError as error:
+        raise UserError(f"{option} {folder} cannot be written ({error.strerror}); give another folder") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return len(sizes), sum(sizes)
 
 
 def new_folder(kind: str, out: Path | None = None) -> Path:

@@ -20,6 +20,7 @@ from distbench.cli.options import (
     verbose_option,
     width_option,
     write,
+    write_folder,
 )
 from distbench.records.exports import EXPORTS
 from distbench.spec.errors import UserError
@@ -180,6 +181,8 @@ def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) ->
     mlflow                  mlflow ui (SQLite file)
     run                     distbench (from nccl-tests -J)
 
+    For Chakra traces of a simulated step, use simulate --chakra.
+
     \b
     Examples:
       distbench export pytest-benchmark runs/ -o 0001_new.json
@@ -190,21 +193,12 @@ def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) ->
     exporter = EXPORTS.get(form) or load_plugin("exporters", form)
     exported = exporter(named_runs(expanded(paths), out))
     if isinstance(exported, dict):
-        write_folder(output, form, exported)
+        if output is None:
+            raise UserError(f"export {form} writes {count_text(len(exported), 'file')}; give a new folder with -o")
+        write_folder(output, "-o", exported.items())
     elif output:
         write(output, exported)
     elif isinstance(exported, bytes):
         raise UserError(f"export {form} writes a binary file; give its name with -o")
     else:
         say(exported, nl=False)
-
-
-def write_folder(folder: Path | None, form: str, files: dict[str, bytes]) -> None:
-    """Write the files of an export to a new folder. Raise UserError if there is no folder, or it is not new."""
-    if folder is None:
-        raise UserError(f"export {form} writes {count_text(len(files), 'file')}; give a new folder with -o")
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{folder} is not a new folder; give another with -o")
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write(folder / name, content)

@@ -12,6 +12,7 @@ from distbench.cli import STARTED_AT
 from distbench.cli.options import (
     PATH,
     assume_option,
+    check_new_folder,
     check_writable,
     format_option,
     make_folder,
@@ -22,9 +23,11 @@ from distbench.cli.options import (
     set_option,
     verbose_option,
     width_option,
+    write_folder,
 )
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import mesh_size
+from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
     from distbench.simulate.recording import Recording
@@ -47,6 +50,9 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
 )
 @click.option("--expandable-segments", is_flag=True, help="Simulate PYTORCH_ALLOC_CONF=expandable_segments:True.")
 @click.option("--save", type=PATH, metavar="FILE", help="Write the recording, for --recording.")
+@click.option(
+    "--chakra", type=PATH, metavar="DIR", help="Write a Chakra trace per rank of the mesh, for ASTRA-sim, to DIR."
+)
 @click.option("--recording", type=PATH, metavar="FILE", help="Replay this recording instead of a SCENARIO.")
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 @click.option(
@@ -66,6 +72,7 @@ def simulate(
     float8: str | None,
     expandable_segments: bool,
     save: Path | None,
+    chakra: Path | None,
     recording: Path | None,
     out: Path,
     label: str,
@@ -100,10 +107,12 @@ def simulate(
     if recording is not None:
         refuse_with("--recording", "mesh", "choices", "quick", "assume", "ranks", "save")
     make_folder(out, "--results")
+    if chakra is not None:
+        check_new_folder(chakra, "--chakra")
     if recording is not None:
         recordings = load_recordings(recording)
     else:
-        recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks), assume)
+        recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, chakra, _ranks(ranks), assume)
     simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
     # Printed before it is written, because a full disk must not destroy a result of minutes.
     if form == "json":
@@ -117,6 +126,12 @@ def simulate(
         if save is not None:
             save_recordings(recordings, save)
             say(f"recording: {save}", err=True)
+        if chakra is not None:
+            from distbench.show.units import disk_text
+            from distbench.simulate.chakra_trace import chakra_files
+
+            count, num_bytes = write_folder(chakra, "--chakra", chakra_files(simulations))
+            say(f"Chakra traces: {chakra} ({count_text(count, 'file')}, {disk_text(num_bytes)})", err=True)
         say(f"run file: {write_simulated_run(simulations, out, environment, STARTED_AT, label)}", err=True)
     except OSError as error:
         raise UserError(
@@ -147,6 +162,7 @@ def _recorded(
     choices: tuple[str, ...],
     quick: bool,
     save: Path | None,
+    chakra: Path | None,
     ranks: Sequence[int] | None,
     assume: Sequence[str],
 ) -> "tuple[list[Recording], dict[str, Any]]":
@@ -159,7 +175,7 @@ def _recorded(
         check_writable(save, "--save")
     request = Request((scenario,), choices, mesh, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True)
     jobs = jobs_of(request, None)
-    if len(jobs) > 1 or (save is not None and len(jobs[0].variants) > 1):
+    if len(jobs) > 1 or ((save or chakra) and len(jobs[0].variants) > 1):
         description = "several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
         raise UserError(f"{scenario} has {description}; choose one with FILE::NAME or --set NAME=VALUE")
     world_size = mesh_size(jobs[0].mesh)

@@ -34,6 +34,7 @@ from distbench.torch_private import (
     Label,
     Labels,
     Message,
+    accepts_no_hooks,
     autograd_position,
     finished_parameter,
     issued_collectives,
@@ -100,10 +101,15 @@ class RunningModules:
 @contextlib.contextmanager
 def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
     """Add the outermost hooks to every module, so that collectives in hooks of a parallel style belong to the
-    module."""
+    module. Collectives of a module that accepts no hooks belong to the module around it."""
     modules = RunningModules(model)
     with contextlib.ExitStack() as hooks:
+        without_hooks: tuple[str, ...] = ()
         for name, module in model.named_modules() if model is not None else ():
+            if accepts_no_hooks(module):
+                without_hooks += (f"{name}." if name else "",)
+            if f"{name}.".startswith(without_hooks):
+                continue
             hooks.enter_context(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))
             hooks.enter_context(module.register_forward_hook(modules.leave, always_call=True))
         yield modules

@@ -11,6 +11,7 @@ from distbench.torch_private.collectives import (
     CollectiveCall,
     EndedWork,
     Issued,
+    accepts_no_hooks,
     arguments_of,
     call_of,
     default_store,
@@ -77,6 +78,7 @@ from distbench.torch_private.memory import (
 from distbench.torch_private.mesh import (
     BACKEND_OPS,
     async_tp_options,
+    average_on_fake_group,
     backend_class,
     fake_mesh,
     fake_ranks,

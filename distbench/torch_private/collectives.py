@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import functools
 import importlib
+import inspect
 import threading
 import time
 import warnings
@@ -159,6 +160,13 @@ def keep_compiled_graphs_apart() -> None:
 def is_compiled(module: Any) -> bool:
     """Return whether the user has called `module.compile()`, or wrapped it in `torch.compile`."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def accepts_no_hooks(module: Any) -> bool:
+    """Return whether a module was compiled in place with fullgraph=True, so that hooks would stop its compilation."""
+    compiled = getattr(module, "_compiled_call_impl", None)
+    variables = inspect.getclosurevars(compiled).nonlocals if compiled is not None else {}
+    return bool(getattr(variables.get("self"), "fullgraph", False))
 
 
 class _Pending(torch.autograd.Function):

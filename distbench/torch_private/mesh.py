@@ -33,8 +33,7 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
 def steps_until_buckets_stay(model: Any) -> int:
     """Return the number of steps after which DDP's buckets do not change; 0 without DDP.
 
-    DDP rebuilds buckets in the second step, for a static graph in the third. On a fake process group of CPUs, DDP gets
-    a hook, since its works lack the result that the reducer reads.
+    DDP rebuilds buckets in the second step, for a static graph in the third.
     """
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
@@ -44,10 +43,15 @@ def steps_until_buckets_stay(model: Any) -> int:
     for module, state in zip(ddp_modules, states, strict=True):
         mesh, process_group = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
         group: Any = process_group or (dist.group.WORLD if mesh is None else mesh.get_group())
-        is_fake = next(module.parameters()).is_cpu and group._get_backend(torch.device("cpu")).name() == "fake"
-        if is_fake and not state._comm_hook_args:
-            module.register_comm_hook(group, _averaged)
+        if not state._comm_hook_args:
+            average_on_fake_group(module, group)
     return max((3 if state._init_kwargs.get("static_graph") else 2 for state in states), default=0)
+
+
+def average_on_fake_group(ddp_module: Any, group: Any) -> None:
+    """Give DDP on a fake process group of CPUs a hook, since its works lack the result that the reducer reads."""
+    if next(ddp_module.parameters()).is_cpu and group._get_backend(torch.device("cpu")).name() == "fake":
+        ddp_module.register_comm_hook(group, _averaged)
 
 
 def hooked_parameters(model: Any) -> set[str]:

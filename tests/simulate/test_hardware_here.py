@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chakra_reader import check_times, nodes_of
 from test_simulate_clock import replay_time
 
 from distbench.cases.calibration import compute_cases
@@ -15,6 +16,7 @@ from distbench.planning.cost_profile import Sample
 from distbench.planning.measured_collectives import Group, Timing
 from distbench.records.run_file import Run, read_run
 from distbench.show.blocks import Table
+from distbench.simulate.chakra_trace import chakra_files
 from distbench.simulate.clock import parts_of
 from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
 from distbench.simulate.measured_hardware import hardware_text, write_hardware
@@ -176,7 +178,8 @@ def test_rows_of_a_calibration_are_read(tmp_path: Path) -> None:
 def test_a_host_runs_one_thing_after_another(hardware: Hardware) -> None:
     """Also what is on different streams; each with the host's own time before it, the factor over operators alone."""
     apart = operator("matmul", 10**8)._replace(stream=3)
-    timed = replay_time(step("", apart, collective("all_gather", MEGA, "fsdp"), apart), hardware)
+    given = step("", apart, collective("all_gather", MEGA, "fsdp"), apart)
+    timed = replay_time(given, hardware)
     host_s = 2 * OPERATOR_S + FSDP_S
     compute_s, gather_s = FACTOR * 2 * 10**8 / FLOPS, gathered_s(MEGA)
     assert timed.host_s == pytest.approx(host_s, rel=0.01)
@@ -184,6 +187,17 @@ def test_a_host_runs_one_thing_after_another(hardware: Hardware) -> None:
     parts = parts_of(timed)
     assert parts.compute_s == pytest.approx(compute_s, rel=0.01)
     assert sum(parts.exposed_s.values()) == pytest.approx(gather_s, rel=0.01)
+    (_, trace), *_ = chakra_files([Simulation(given, hardware)])
+    nodes = nodes_of(trace)
+    assert check_times([nodes]) == round(1e6 * timed.step_s)
+    assert [len(node.deps) for node in nodes] == [
+        0,
+        1,
+        1,
+        2,
+        1,
+        2,
+    ]
 
 
 def test_the_one_factor_of_older_files_is_over_all(file: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chakra_reader import check_times, nodes_of
 from conftest import DATA
 from processes import Children
 from test_simulate_clock import HEAD, machine, matmul
@@ -15,7 +16,9 @@ from distbench.records.run_file import read_run
 from distbench.report.trace_rows import bubble_shares, bubbles_text, traces_of
 from distbench.show.terminal import text_of
 from distbench.simulate.allocator import replay_memory
+from distbench.simulate.chakra_trace import chakra_files
 from distbench.simulate.clock import Exposed, TimedStep, parts_of, replay_together
+from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.recording import (
     Collective,
     Event,
@@ -175,6 +178,15 @@ def test_the_bubble_is_the_published_one_where_messages_are_free(
         parts = parts_of(timed)
         assert parts.bubble_s / timed.step_s == pytest.approx((STAGES - 1) / (stages * PARTS + STAGES - 1), rel=0.01)
         assert parts.idle_s / timed.step_s < 0.01 and sum(parts.exposed_s.values()) / timed.step_s < 0.01
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
+def test_its_chakra_traces_take_the_same_time(recorded: dict[str, list[Recording]], schedule: str) -> None:
+    simulations = Simulation.all_of(recorded[schedule], load_hardware("h100"), False, ())
+    *traces, _groups = chakra_files(simulations)
+    assert len(traces) == STAGES
+    step_us = check_times([nodes_of(trace) for _, trace in traces])
+    assert step_us == pytest.approx(1e6 * simulations[0].timed.step_s, abs=1)
 
 
 def test_every_message_is_one_of_the_schedule(recorded: dict[str, list[Recording]]) -> None:
