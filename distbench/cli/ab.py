@@ -141,7 +141,7 @@ def ab(
             launcher = CommitLauncher(trees, commits, (ref_a, ref_b), run_arguments, folder, seed)
             found = search(commits, launcher.launch, options, terms, show)
         show(f"runs: {folder}")
-        output.show(lambda form: bisect_text.FORMS[form](found, verdict.strict), quiet)
+        output.show(lambda form: bisect_text.render(form, found, verdict.strict), quiet)
         ctx.exit(bisect_text.exit_code(found, verdict.strict))
     with turns.checked_out(sides) as ready_sides:
         for side in ready_sides:

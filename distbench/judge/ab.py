@@ -191,8 +191,8 @@ class Terms:
     @property
     def num_launches(self) -> tuple[int, int]:
         """The usual fewest and most launches, without the time limit."""
-        halvings = math.ceil(math.log2(self.num_commits + 1))
-        most = self.looks[0] + PAIRS_PER_HALVING * halvings if halvings else self.max_pairs
+        halvings = math.ceil(math.log2(self.num_commits or 1))
+        most = max(self.max_pairs, self.looks[0] + PAIRS_PER_HALVING * halvings)
         return 2 * (self.looks[0] + halvings), 2 * most
 
     def cost_text(self, launch_s: float | None) -> str:

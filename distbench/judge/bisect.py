@@ -6,6 +6,7 @@ one commit is at least the certainty, or the time is over.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +118,7 @@ class CommitLauncher:
         if number not in self._sides:
             commit = self._commits[number]
             ref = self._refs.get(number, commit.subject)
-            side = Side(commit.name if number else GOOD, ref, self._trees.here)
+            side = Side(commit.name if number else GOOD, ref, self._trees.here, sys.executable)
             self._sides[number] = self._trees.check_out(side, commit.sha)
         return self._sides[number]
 
@@ -217,6 +218,7 @@ def search(
         if case.verdict == metric.verdict == REGRESSION
     ]
     if not regressions:
+        show(f"no case of {commits[-1].name} is slower than {commits[0].name} with certainty, so no commit is searched")
         return state
     state.case = case, metric = max(regressions, key=lambda both: _clearness(both[1]))
     known = np.array([difference for pair in settled.pairs if (difference := _difference(pair, state)) is not None])
@@ -261,7 +263,13 @@ def range_text(state: Search) -> str:
     """`First slower: one of 16 commits, 1a2b3c4d to 5e6f7a8b (certainty 97 %)`."""
     first, end, chance = state.answer
     names = state.commits[first].name if first == end else f"{state.commits[first].name} to {state.commits[end].name}"
-    return f"First slower: one of {end - first + 1}, {names} ({100 * chance:.0f} %)"
+    count = f"one of {end - first + 1} commits, " if first != end else ""
+    return f"First slower: {count}{names} (certainty {certainty_text(chance)})"
+
+
+def certainty_text(chance: float) -> str:
+    """A chance in whole percent, rounded down, and at most 99 %."""
+    return f"{min(math.floor(100 * chance), 99)} %"
 
 
 def _clearness(metric: MetricVerdict) -> float:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from statistics import median
 
 from distbench.judge import gate_text
-from distbench.judge.bisect import Search
+from distbench.judge.bisect import Search, certainty_text
 from distbench.show.blocks import Block, Heading, Lines, Table, markdown_of
-from distbench.show.ci_formats import CiOutcome, annotation, junit_xml
+from distbench.show.ci_formats import CiOutcome, annotation, badge, junit_xml
 from distbench.show.terminal import text_of
 from distbench.show.units import times_text
 from distbench.spec.discovery import argument_of
@@ -25,13 +25,18 @@ def exit_code(search: Search, strict: bool) -> int:
     return 3 * strict if search.is_refuted else 1
 
 
-def answer(search: Search, strict: bool = False) -> tuple[str, str]:
+def render(form: str, search: Search, strict: bool) -> str:
+    """Return the result in a format of `--format`; that of the first comparison if nothing was searched."""
+    if search.step is None:
+        return gate_text.FORMS[form](search.settled.gated, strict)
+    return FORMS[form](search)
+
+
+def answer(search: Search) -> tuple[str, str]:
     """The finding, with its severity first, and the next command."""
+    assert search.case is not None
     good, bad = search.commits[0], search.commits[-1]
     cost = f"{2 * len(search.pairs)} launches, {search.spent_s / 60:.0f} min"
-    if search.step is None or search.case is None:
-        finding, command = gate_text.answer(search.settled.gated, strict)
-        return f"{finding} No commit from {good.name} to {bad.name} was found to be slower. {cost}", command
     case, metric = search.case
     scenario = argument_of(case.scenario)
     first, last, chance = search.answer
@@ -41,7 +46,7 @@ def answer(search: Search, strict: bool = False) -> tuple[str, str]:
     share, low, high = search.slowdown(last)
     slower = times_text(1 + share, good.name, 1 + low, 1 + high, case.unit.words)
     of_case = f"{case.case_id}: {metric.metric} {slower}"
-    certainty = f"certainty {math.floor(100 * chance)} %, {cost}"
+    certainty = f"certainty {certainty_text(chance)}, {cost}"
     if first == last:
         commit = search.commits[first]
         found = f"FAIL: first slower commit: {commit.text}. {of_case}, {certainty}"
@@ -54,22 +59,21 @@ def answer(search: Search, strict: bool = False) -> tuple[str, str]:
     return found, f"Next: git log {before}..{search.commits[last].name}" if not search.reason else f"Next: {command}"
 
 
-def text(search: Search, strict: bool = False) -> str:
+def text(search: Search) -> str:
     """The search as text, with the answer at the end."""
-    return text_of([*_blocks(search), Lines(answer(search, strict))])
+    return text_of([*_blocks(search), Lines(answer(search))])
 
 
-def markdown(search: Search, strict: bool = False) -> str:
+def markdown(search: Search) -> str:
     """The search as GitHub Markdown, with the answer first."""
-    finding, command = answer(search, strict)
+    finding, command = answer(search)
     return markdown_of([Heading(f"bisect: {finding}", 1), Lines((command,)), *_blocks(search)[1:]])
 
 
 def _blocks(search: Search) -> list[Block]:
+    assert search.case is not None
     commits = search.commits
     title = f"bisect: {count_text(len(commits) - 1, 'commit')} after {commits[0].name}, up to {commits[-1].name}"
-    if search.step is None or search.case is None:
-        return [Heading(title, 1)]
     case, metric = search.case
     rows = [
         (
@@ -92,47 +96,51 @@ def _blocks(search: Search) -> list[Block]:
     return [Heading(title, 1), table, Lines(tuple(notes))]
 
 
-def json_text(search: Search, strict: bool = False) -> str:
-    """The search as JSON: changes as shares, times in seconds."""
+def json_text(search: Search) -> str:
+    """The search as JSON: changes as shares, differences of pairs as logarithms, times in seconds."""
+    assert search.case is not None
+    first, last, chance = search.answer
+    share, low, high = search.slowdown(last)
     record = {
-        "exit_code": exit_code(search, strict),
-        "answer": answer(search, strict)[0],
+        "answer": answer(search)[0],
         "commits": [commit.sha for commit in search.commits],
+        "first_slower": [] if search.is_refuted else [commit.sha for commit in search.commits[first : last + 1]],
+        "certainty": chance,
+        "case": search.case[0].case_id,
+        "metric": search.case[1].metric,
+        "change": share,
+        "change_low": low,
+        "change_high": high,
         "num_launches": 2 * len(search.pairs),
         "seconds": search.spent_s,
         "reason": search.reason,
+        "chances": search.chances.tolist(),
+        "pairs": {search.commits[number].sha: pairs for number, pairs in search.differences.items()},
         "skipped": {search.commits[number].sha: reason for number, reason in search.skipped.items()},
     }
-    if search.step is not None and search.case is not None:
-        first, last, chance = search.answer
-        share, low, high = search.slowdown(last)
-        record |= {
-            "case": search.case[0].case_id,
-            "metric": search.case[1].metric,
-            "first_slower": [commit.sha for commit in search.commits[first : last + 1]],
-            "certainty": chance,
-            "change": share,
-            "change_low": low,
-            "change_high": high,
-            "chances": search.chances.tolist(),
-            "pairs": {search.commits[number].sha: pairs for number, pairs in search.differences.items()},
-        }
     return json.dumps(record, indent=1, allow_nan=False)
 
 
-def junit_text(search: Search, strict: bool = False) -> str:
+def junit_text(search: Search) -> str:
     """JUnit XML with one test: that no commit is slower."""
-    tag = {0: None, 1: "failure", 3: "skipped"}.get(exit_code(search, strict), "error")
-    return junit_xml([CiOutcome(TOOL, "no slower commit", answer(search, strict)[0], tag)])
+    return junit_xml([CiOutcome(TOOL, "no slower commit", answer(search)[0], _level(search, "failure", "skipped"))])
 
 
-def annotations(search: Search, strict: bool = False) -> str:
-    """GitHub's workflow command with the answer, if no pass."""
-    code = exit_code(search, strict)
-    return annotation("error", TOOL, answer(search, strict)[0]) if code else ""
+def annotations(search: Search) -> str:
+    """GitHub's workflow command with the answer."""
+    return annotation(_level(search, "error", "warning"), TOOL, answer(search)[0])
 
 
-FORMS: dict[str, Callable[[Search, bool], str]] = {
+def badge_text(search: Search) -> str:
+    """The JSON of a badge with the answer."""
+    return badge(TOOL, answer(search)[0])
+
+
+def _level(search: Search, found: str, undecided: str) -> str:
+    return undecided if search.is_refuted else found
+
+
+FORMS: dict[str, Callable[[Search], str]] = {
     **{"table": text, "markdown": markdown},
-    **{"json": json_text, "junit": junit_text, "github": annotations},
+    **{"json": json_text, "junit": junit_text, "github": annotations, "badge": badge_text},
 }
