@@ -254,7 +254,7 @@ def order_of(pair: int, sides: Sequence[Side], seed: int) -> list[Side]:
 
 @dataclass
 class Pair:
-    """The launches of both sides, and what they took.
+    """The launches of both sides, and their durations.
 
     Args:
         seconds: side's name to the duration of its launch.

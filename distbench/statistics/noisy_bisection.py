@@ -32,7 +32,7 @@ NUM_LEVELS = 121
 
 @dataclass(frozen=True)
 class Step:
-    """What is known of the whole change, before the search: logarithms.
+    """The change from the good to the bad commit, before the search: logarithms.
 
     Args:
         pairs: differences of pairs of the good and the bad commit.
