@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +246,7 @@ def test_its_steps_work_in_an_empty_environment(children: Children, tmp_path: Pa
         shutil.copy(ROOT / name, checkout)
     children.python("-m", "venv", "--without-pip", bin_folder.parent, check=True)
     (site,) = bin_folder.parent.glob("lib/python*/site-packages")
-    (site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "packages.pth").write_text(f"{Path(click.__file__).parent.parent}\n")
     runner = {"HOME": str(tmp_path), "RUNNER_TEMP": str(tmp_path), "PATH": f"{bin_folder}:/usr/bin:/bin"}
     runner |= {"GITHUB_OUTPUT": str(tmp_path / "output"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_IGNORE_INSTALLED": "1", "PIP_NO_BUILD_ISOLATION": "0"}
