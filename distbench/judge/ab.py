@@ -191,7 +191,7 @@ class Terms:
     @property
     def num_launches(self) -> tuple[int, int]:
         """The usual fewest and most launches, without the time limit."""
-        halvings = math.ceil(math.log2(self.num_commits or 1))
+        halvings = max(1, math.ceil(math.log2(self.num_commits))) if self.num_commits else 0
         most = max(self.max_pairs, self.looks[0] + PAIRS_PER_HALVING * halvings)
         return 2 * (self.looks[0] + halvings), 2 * most
 

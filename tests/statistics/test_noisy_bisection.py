@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from distbench.statistics.noisy_bisection import (
+    NEVER,
     Step,
     chances,
     level_interval,
@@ -20,7 +21,7 @@ ALL = [True] * 8
 
 def test_before_the_first_pair_all_commits_are_equally_likely() -> None:
     beliefs = chances(8, {}, STEP)
-    assert beliefs[:-1] == pytest.approx([0.95 / 8] * 8) and beliefs.sum() == pytest.approx(1)
+    assert beliefs[:-1] == pytest.approx([(1 - NEVER) / 8] * 8) and beliefs.sum() == pytest.approx(1)
     assert next_commit(beliefs, ALL) == 4
     assert next_commit(beliefs, [number != 4 for number in range(1, 9)]) == 5
 
