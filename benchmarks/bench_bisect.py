@@ -26,15 +26,14 @@ from distbench.statistics.verdicts import Options
 NUM_COMMITS, MAX_PAIRS, LAUNCH_S, BUDGET_S = 32, 20, 12.0, 1800.0
 # Time relative to the good commit, by the number of commits after the first changed one.
 KINDS = {"+20 %": [(0, 1.2)], "no change": [], "+5 %": [(0, 1.05)], "+20 % twice": [(0, 1.2), (8, 1.44)]}
-NUM_HISTORIES = {"+20 %": 100, "no change": 40, "+5 %": 40, "+20 % twice": 40}
-OF_ALL = ("+20 %", "no change")  # of every series; the others of the quiet one only
+NUM_HISTORIES = 200
 ENDINGS = ("right", "range", "wrong", "none named")
 LEAST_RIGHT, MAX_WRONG = 0.9, 0.1
 IS_LONG = True
 
 CLAIMS = (
     Claim(
-        "`distbench ab --bisect`, 32 commits, one of them 20 % slower: right commit named (100 histories of launches "
+        "`distbench ab --bisect`, 32 commits, one of them 20 % slower: right commit named (200 histories of launches "
         "recorded on a quiet machine); mean number of launches",
         "{:.1%}, {:.0f} launches",
         "at least 90 %",
@@ -107,8 +106,8 @@ def main() -> list[Row]:
     """Rows (name, measured, allowed): numbers of histories; launches."""
     rows: list[Row] = []
     for name, series in serieses().items():
-        for kind in KINDS if name == "quiet" else OF_ALL:
-            endings, launches = endings_of(series, kind, NUM_HISTORIES[kind])
+        for kind in KINDS:
+            endings, launches = endings_of(series, kind, NUM_HISTORIES)
             allowed = {"right": -LEAST_RIGHT} if kind == "+20 %" and name == "quiet" else {"wrong": MAX_WRONG}
             count = len(endings)
             rows += [

@@ -135,6 +135,7 @@ class Search:
         step: the change of this case from the good to the bad commit.
         pairs: all pairs of launches.
         differences: commit's number to the differences of its pairs after `settled`, in logarithms.
+        chances: of the commits after the good one to be the first slower one, and that none is slower.
         skipped: commit's number to the reason why it could not be measured.
         reason: why the search ended before one commit was certain; "" if one is.
     """
@@ -146,6 +147,7 @@ class Search:
     step: Step | None = None
     pairs: list[Pair] = field(default_factory=list)
     differences: dict[int, list[float]] = field(default_factory=dict)
+    chances: Floats = field(default_factory=lambda: np.empty(0))
     skipped: dict[int, str] = field(default_factory=dict)
     reason: str = ""
 
@@ -159,11 +161,11 @@ class Search:
         """Whether each commit after the good one was not skipped."""
         return [number not in self.skipped for number in range(1, len(self.commits))]
 
-    @property
-    def chances(self) -> Floats:
-        """The chances of the commits after the good one to be the first slower one, and that none is slower."""
+    def add(self, number: int, difference: float) -> None:
+        """Add a pair's difference at a commit, and recompute the chances."""
         assert self.step is not None
-        return chances(len(self.commits) - 1, self.differences, self.step)
+        self.differences.setdefault(number, []).append(difference)
+        self.chances = chances(len(self.commits) - 1, self.differences, self.step)
 
     @property
     def answer(self) -> tuple[int, int, float]:
@@ -223,6 +225,7 @@ def search(
     state.case = case, metric = max(regressions, key=lambda both: _clearness(both[1]))
     known = np.array([difference for pair in settled.pairs if (difference := _difference(pair, state)) is not None])
     state.step = Step(known, threshold_of(known, math.log1p(metric.tolerance)))
+    state.chances = chances(last, {}, state.step)
     show(f"{commits[-1].name} is slower than {commits[0].name}; followed: {metric.metric} of {case.case_id}")
     try:
         _halve(state, launch, terms, show)
@@ -255,7 +258,7 @@ def _halve(state: Search, launch: Callable[[int, int], Pair], terms: Terms, show
             state.skipped[number] = "the case was not measured, or is not comparable"
             show(f"{commit.name} skipped: {state.skipped[number]}")
             continue
-        state.differences.setdefault(number, []).append(difference)
+        state.add(number, difference)
         show(f"pair {len(state.pairs)}: {pair.text}: {100 * math.expm1(difference):+.1f} %. {range_text(state)}")
 
 

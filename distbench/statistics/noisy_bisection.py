@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
 
 from distbench.statistics.intervals import Floats
 
@@ -71,24 +70,24 @@ def chances(num_commits: int, pairs: Mapping[int, Sequence[float]], step: Step) 
     not_slower, slower = np.zeros((2, num_commits + 1, len(scales)))
     for number, differences in pairs.items():
         of_levels = _log_likelihood(np.asarray(differences), levels, scales)
-        not_slower[number], slower[number] = (logsumexp(of_levels + np.log(row)[:, None], axis=0) for row in weights)
+        not_slower[number], slower[number] = (_log_sum(of_levels + np.log(row)[:, None]) for row in weights)
     # The first slower commit is k: the sum of `not_slower` before k, and of `slower` from k on.
     before = np.cumsum(not_slower, axis=0)
     after = np.cumsum(slower[::-1], axis=0)[::-1]
     of_first = np.concatenate([before[:-1] + after[1:], before[-1:]])
-    of_scale = logsumexp(_log_likelihood(step.pairs, levels, scales), axis=0)
+    of_scale = _log_sum(_log_likelihood(step.pairs, levels, scales))
     prior = np.append(np.full(num_commits, (1 - NEVER) / num_commits), NEVER)
-    total = logsumexp(of_first + of_scale, axis=1) + np.log(prior)
-    return np.asarray(np.exp(total - logsumexp(total)))
+    total = _log_sum((of_first + of_scale).T) + np.log(prior)
+    return np.asarray(np.exp(total - _log_sum(total)))
 
 
 def level_interval(number: int, pairs: Mapping[int, Sequence[float]], step: Step) -> tuple[float, float, float]:
     """Return median, 2.5 % and 97.5 % quantile of a slower commit's level, in logarithms."""
     levels, weights, scales = _grid(pairs, step)
-    of_scale = logsumexp(_log_likelihood(step.pairs, levels, scales), axis=0)
+    of_scale = _log_sum(_log_likelihood(step.pairs, levels, scales))
     likelihood = _log_likelihood(np.asarray(pairs.get(number, ())), levels, scales) + np.log(weights[1])[:, None]
-    of_level = logsumexp(likelihood + of_scale, axis=1)
-    shares = np.cumsum(np.exp(of_level - logsumexp(of_level)))
+    of_level = _log_sum((likelihood + of_scale).T)
+    shares = np.cumsum(np.exp(of_level - _log_sum(of_level)))
     middle, low, high = np.interp((0.5, 0.025, 0.975), shares, levels).tolist()
     return middle, low, high
 
@@ -149,3 +148,8 @@ def _log_likelihood(differences: Floats, levels: Floats, scales: Floats) -> Floa
     distances = (differences[:, None, None] - levels[:, None]) / scales
     each = -(DEGREES + 1) / 2 * np.log1p(distances**2 / DEGREES) - np.log(scales)
     return np.asarray(each.sum(axis=0))
+
+
+def _log_sum(logs: Floats) -> Floats:
+    """Return the logarithm of the sum, over the first dim, of the numbers with these logarithms."""
+    return np.asarray(np.logaddexp.reduce(logs, axis=0))

@@ -19,18 +19,21 @@ STEP = Step(SLOWER + np.array([0.01, -0.02, 0.015, -0.01, 0.02, -0.015, 0.005]),
 ALL = [True] * 8
 
 
-def test_before_the_first_pair_all_commits_are_equally_likely() -> None:
+def test_before_the_first_pair_all_commits_are_equally_likely_and_none_may_be_slower() -> None:
     beliefs = chances(8, {}, STEP)
     assert beliefs[:-1] == pytest.approx([(1 - NEVER) / 8] * 8) and beliefs.sum() == pytest.approx(1)
-    assert next_commit(beliefs, ALL) == 4
-    assert next_commit(beliefs, [number != 4 for number in range(1, 9)]) == 5
+    # Half of the chances are up to commit 6, since no commit may be slower.
+    assert next_commit(beliefs, ALL) == 6
+    assert next_commit(beliefs, [number != 6 for number in range(1, 9)]) == 5
 
 
 def test_a_slow_commit_moves_the_chances_before_it_and_a_fast_one_behind_it() -> None:
     slow = chances(8, {4: [SLOWER]}, STEP)
     assert slow[:4].sum() > 0.95 and slow[:4] == pytest.approx([slow[0]] * 4)
     fast = chances(8, {4: [0.0]}, STEP)
-    assert fast[:4].sum() < 0.05 and next_commit(fast, ALL) == 6
+    # Then the bad commit is measured again, since no commit may be slower.
+    assert fast[:4].sum() < 0.05 and next_commit(fast, ALL) == 8
+    assert next_commit(chances(8, {4: [0.0], 8: [SLOWER]}, STEP), ALL) == 6
 
 
 def test_neighbours_of_which_one_is_slow_name_it_and_a_doubtful_pair_does_not() -> None:
