@@ -215,14 +215,12 @@ class Terms:
 
 @dataclass(frozen=True)
 class Settled:
-    """The last check's verdicts, the number of pairs, the reason to stop, the pairs, and their time in
-    seconds."""
+    """The last check's verdicts, the number of pairs, the reason to stop, and the pairs."""
 
     gated: Gated
     num_pairs: int
     reason: str
     pairs: Sequence["Pair"]
-    spent_s: float
 
 
 def check_run_arguments(arguments: Sequence[str]) -> None:
@@ -309,7 +307,7 @@ def run_pairs(launch: Callable[[int], Pair], options: Options, terms: Terms, sho
     share, pairs = replace(options, alpha=options.alpha / len(terms.looks)), list[Pair]()
 
     def settled(gated: Gated, reason: str) -> Settled:
-        return Settled(gated, len(pairs), reason, pairs, sum(pair.total_s for pair in pairs))
+        return Settled(gated, len(pairs), reason, pairs)
 
     for done in range(1, terms.max_pairs + 1):
         pairs.append(launch(done))

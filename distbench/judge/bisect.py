@@ -75,9 +75,9 @@ def commits_between(trees: Worktrees, good: str, bad: str) -> list[Commit]:
     if first == last:
         raise UserError(f"{good} and {bad} are the same commit; give an older GOOD, or a newer BAD")
     listing = ["log", "--first-parent", "--reverse", "--format=%H %P%x09%s"]
-    lines = git([*listing, f"{first}..{last}"], trees.root, "git log failed: ").splitlines()
+    lines = git([*listing, f"{first}..{last}"], trees.root, "git log failed: ").split("\n")
     parents = [line.partition("\t")[0].split()[1:2] for line in lines]
-    if not lines or parents[0] != [first]:
+    if parents[0] != [first]:
         base = git(["merge-base", first, last], trees.root)
         if base == last:
             raise UserError(f"{bad} is older than {good}; give the good commit first")
