@@ -2,7 +2,11 @@
 
 import secrets
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,11 +21,16 @@ from distbench.cli.options import (
     options_of,
     progress_lines,
     quiet_option,
+    refuse_with,
     say,
     verbose_option,
     width_option,
 )
+from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text
+
+if TYPE_CHECKING:
+    from distbench.judge.ab import Terms
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -46,6 +55,7 @@ from distbench.spec.printable_text import count_text
 @click.option(
     "--seed", type=click.IntRange(0, 1 << 32), help="Seed of the random order within each pair. [random, printed]"
 )
+@click.option("--bisect", is_flag=True, help="Find the first slower commit: REF_A is the good, REF_B the bad commit.")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python executable of side a, with the torch of side a.")
@@ -66,6 +76,7 @@ def ab(
     pairs: int,
     max_time_s: float,
     seed: int | None,
+    bisect: bool,
     env_a: tuple[str, ...],
     env_b: tuple[str, ...],
     python_a: str | None,
@@ -83,21 +94,28 @@ def ab(
     command on a shared machine. The words after -- are the arguments of distbench run. To compare two torch
     installations or two settings, give . . and --python-b or --env-b.
 
-    The exit codes are listed by distbench gate --help.
+    With --bisect, REF_A is a good commit and REF_B a slower one after it. Once REF_B is slower, the commits in between
+    are measured until the first slower one has a certainty of 95 %. Commits that cannot be launched are skipped.
+
+    The exit codes are listed by distbench gate --help. With --bisect, 1 is a slower commit that was found.
 
     \b
     Examples:
+      distbench ab --bisect v1.2 main --max-time 2h -- bench.py --quick
       distbench ab main . -- llama_2d --quick
       distbench ab v1.2 HEAD --max-time 600 -- bench/steps.py::train --mesh tp=8
       distbench ab main . --github --write junit=ab.xml -- bench.py --quick --passes 24
       distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
     """
     from distbench.judge import ab as turns
-    from distbench.judge import gate_text
+    from distbench.judge import bisect_text, gate_text
+    from distbench.judge.bisect import CommitLauncher, commits_between, search
 
     turns.check_run_arguments(run_arguments)
     output.files()  # rejected before anything is launched
     options = verdict.terms()
+    if bisect:
+        refuse_with("--bisect", "env_a", "env_b", "python_a", "python_b")
     sides = [
         turns.Side(
             name,
@@ -111,17 +129,55 @@ def ab(
     folder = new_folder("ab", out)
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     terms = turns.Terms(pairs, max_time_s, turns.looks_of(pairs, options), seed)
-    with turns.checked_out(sides) as trees:
-        for side in trees:
-            if dry_run or not quiet:
-                say(side.text(), err=not dry_run)
+    show = say if dry_run else progress_lines(quiet)
+    if bisect:
+        with turns.worktrees() as trees:
+            commits = commits_between(trees, ref_a, ref_b)
+            terms = replace(terms, num_commits=len(commits) - 1)
+            show(f"{count_text(terms.num_commits, 'commit')} after {commits[0].text}, up to {commits[-1].text}")
+            _show_plan(terms, run_arguments, dry_run, show)
+            if dry_run:
+                return
+            launcher = CommitLauncher(trees, commits, (ref_a, ref_b), run_arguments, folder, seed)
+            found = search(commits, launcher.launch, options, terms, show)
+        show(f"runs: {folder}")
+        output.show(lambda form: bisect_text.render(form, found, verdict.strict), quiet)
+        ctx.exit(bisect_text.exit_code(found, verdict.strict))
+    with turns.checked_out(sides) as ready_sides:
+        for side in ready_sides:
+            show(side.text())
+        _show_plan(terms, run_arguments, dry_run, show)
         if dry_run:
-            command = shlex.join(["distbench", "run", *run_arguments])
-            say(f"each launch: {command}\nlimits: {count_text(pairs, 'pair')} of launches, {max_time_s / 60:.0f} min")
             return
-        progress = progress_lines(quiet)
-        progress(f"random order within each pair: --seed {seed}")
-        outcome = turns.run_pairs(trees, run_arguments, folder, options, terms, progress)
-    progress(f"stopped after {count_text(outcome.num_pairs, 'pair')}: {outcome.reason}. Runs: {folder}")
+        launch = partial(turns.launch_pair, sides=ready_sides, run_arguments=run_arguments, out=folder, seed=seed)
+        outcome = turns.run_pairs(launch, options, terms, show)
+    show(f"stopped after {count_text(outcome.num_pairs, 'pair')}: {outcome.reason}. Runs: {folder}")
     output.show(lambda form: gate_text.FORMS[form](outcome.gated, verdict.strict), quiet)
     ctx.exit(outcome.gated.exit_code(verdict.strict))
+
+
+def _show_plan(terms: "Terms", run_arguments: Sequence[str], dry_run: bool, show: Callable[[str], None]) -> None:
+    """Show the command of a launch, the expected cost, and the seed."""
+    if dry_run:
+        show(f"each launch: {shlex.join(['distbench', 'run', *run_arguments])}")
+    show(terms.cost_text(_earlier_launch_s(run_arguments)))
+    if not dry_run:
+        show(f"random order within each pair: --seed {terms.seed}")
+
+
+def _earlier_launch_s(run_arguments: Sequence[str]) -> float | None:
+    """Return the seconds that the newest run with these scenarios and settings took, in results/ or results/ab/; None
+    without such a run."""
+    from distbench.cli.run import earlier_run, run
+    from distbench.launch import Request, jobs_of
+
+    folders = [Path("results"), *sorted(Path("results/ab").glob("*/*"), reverse=True)]
+    try:
+        given = run.make_context("run", [*run_arguments]).params
+        chosen = {field.name: given[field.name] for field in fields(Request) if field.name in given}
+        jobs = jobs_of(Request(given["scenarios"], **chosen), None)
+        runs = [next(filter(None, (earlier_run(job, folder) for folder in folders)), None) for job in jobs]
+    except (UserError, click.ClickException):  # each launch reports what is wrong with it
+        return None
+    times_s = [each.footer["wall_s"] for each in runs if each and each.footer]
+    return sum(times_s) if len(times_s) == len(jobs) else None

@@ -35,7 +35,7 @@ MONTH_S = 30 * 86_400.0  # the longest duration of a command
 MAX_LAUNCHES = 100_000
 MESH_HELP = "Mesh, such as dp_shard=2,tp=2."
 # Each format has a function in judge/gate_text.py and in judge/communication_signature.py.
-FORMS = ("table", "markdown", "json", "junit", "github")
+FORMS = ("table", "markdown", "json", "junit", "github", "badge")
 # Seconds for which a process reserves a sentence that it printed, for ranks that start or fail a little later.
 STAYS_S = 1.0
 

@@ -49,6 +49,7 @@ from distbench.spec.printable_text import clean, count_text, cut
 if TYPE_CHECKING:
     from distbench.launch import JobOutcome
     from distbench.launch.rendezvous import Joined
+    from distbench.records.run_file import Run
 
 
 LIST_TIMEOUT_S = 600.0
@@ -351,20 +352,10 @@ def _dry_run_records(jobs: Sequence[Job], out: Path) -> list[dict[str, Any]]:
 def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, str]:
     """Return the estimated wall time of a job in seconds and in words.
 
-    The estimate is from the newest run of the same scenario, mesh, device and settings on this machine. Without such a
-    run the seconds are None, and the words state the budget.
+    The estimate is from the run of `earlier_run`. Without such a run the seconds are None, and the words state the
+    budget.
     """
-    from distbench.records.results_folder import newest_finished
-
-    settings = vars(job.settings)
-    run = newest_finished(
-        out,
-        job.scenario,
-        lambda about: (
-            (about.mesh, about.device) == (job.mesh, job.device)
-            and all(about.settings.get(name, settings[name]) == settings[name] for name in DECIDE_TIME)
-        ),
-    )
+    run = earlier_run(job, out)
     if run is None or not run.footer:
         timed_s = min(job.settings.budget_s, num_cases * job.settings.max_case_s)
         return None, f"no earlier run with these settings: {timed_s:.0f} s timed, plus start-up"
@@ -372,6 +363,21 @@ def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, s
     day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")
     rate = "" if num_cases == len(run.cases) else f", {count_text(len(run.cases), 'case')} then"
     return seconds, f"about {seconds:.0f} s (as on {day}{rate})"
+
+
+def earlier_run(job: Job, out: Path) -> "Run | None":
+    """Return the newest finished run of the same scenario, mesh, device and settings on this machine."""
+    from distbench.records.results_folder import newest_finished
+
+    settings = vars(job.settings)
+    return newest_finished(
+        out,
+        job.scenario,
+        lambda about: (
+            (about.mesh, about.device) == (job.mesh, job.device)
+            and all(about.settings.get(name, settings[name]) == settings[name] for name in DECIDE_TIME)
+        ),
+    )
 
 
 def _measure(

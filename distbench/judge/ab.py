@@ -18,6 +18,8 @@ from distbench.judge.gate import CaseVerdict, Gated, gate
 from distbench.processes import start_supervised, stop_supervised
 from distbench.processes.signals import noted_stop, stopped_as_interrupt
 from distbench.records.baselines import read_side
+from distbench.records.launches import Launch
+from distbench.records.results_folder import run_files_in
 from distbench.spec.errors import INTERRUPTED, UNFORESEEN, USER_ERROR, UserError
 from distbench.spec.printable_text import count_text
 from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Options
@@ -27,6 +29,7 @@ GIT_TIMEOUT_S = 120
 MAX_LOOKS = 4
 MAX_OPEN_SHARE = 0.05  # share of cases (at least one) that may remain undecided if no such case looks slower
 END_TIMEOUT_S = 15  # for an interrupted launch
+PAIRS_PER_HALVING = 5  # of a bisection, usually at most
 
 
 @dataclass(frozen=True)
@@ -86,42 +89,75 @@ def python_at(text: str | None, option: str) -> str:
     return str(Path(interpreter).absolute())
 
 
+class Worktrees:
+    """Revisions of a git repository, each checked out in a separate worktree. `worktrees` removes them at the end."""
+
+    def __init__(self, folder: Path, undo: contextlib.ExitStack) -> None:
+        """Check out below `folder`; `undo` removes the worktrees.
+
+        Raises:
+            UserError: the current folder is not in a git repository.
+        """
+        error = "this folder is not in a git repository; change to a repository, or give . for both sides"
+        self.here = Path.cwd()
+        self.root = Path(git(["rev-parse", "--show-toplevel"], self.here, error))
+        self._folder, self._undo = folder, undo
+
+    def commit_of(self, ref: str) -> str:
+        """Return a revision's full hash. Raise UserError if the revision does not exist."""
+        give = "give a branch, tag or commit, or . for the working tree"
+        error = f"{ref!r} is not a revision of this git repository; {give}"
+        return git(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], self.root, error)
+
+    def check_out(self, side: Side, commit: str) -> Side:
+        """Return the side with the folder of its new worktree.
+
+        Raises:
+            LaunchFailed: the commit does not have the current folder.
+            UserError: git cannot add a worktree.
+        """
+        tree, inside = self._folder / side.name, self.here.relative_to(self.root)
+        self._undo.callback(git, ["worktree", "remove", "--force", "--force", str(tree)], self.root)
+        git(["worktree", "add", "--detach", str(tree), commit], self.root, "git worktree failed: ")
+        side = replace(side, folder=tree / inside, commit=commit)
+        if not side.folder.is_dir():
+            raise LaunchFailed(side, f"this revision has no folder {inside}; run ab from a folder of both revisions")
+        return side
+
+
+class LaunchFailed(UserError):
+    """A launch of one side failed, or cannot be started, for the reason `why`."""
+
+    def __init__(self, side: Side, why: str) -> None:
+        super().__init__(f"{side.text()}: {why}")
+        self.side, self.why = side, why
+
+
 @contextlib.contextmanager
-def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
-    """Check out each side's revision in a separate worktree, and remove the worktrees at the end, also after a signal.
+def worktrees() -> Iterator[Worktrees]:
+    """Remove the worktrees at the end, also after a signal.
 
     Raises:
         KeyboardInterrupt: SIGTERM or SIGHUP.
-        UserError: the folder is not in a git repository, or the revision does not exist.
+        UserError: the current folder is not in a git repository.
     """
-    here, root, commits = Path.cwd(), None, {}
-    if refs := [side.ref for side in sides if side.ref != WORKING_TREE]:
-        error = "this folder is not in a git repository; change to a repository, or give . for both sides"
-        root = Path(_git(["rev-parse", "--show-toplevel"], here, error))
-        give = "give a branch, tag or commit, or . for the working tree"
-        for ref in refs:
-            error = f"{ref!r} is not a revision of this git repository; {give}"
-            commits[ref] = _git(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], root, error)
     with stopped_as_interrupt(), contextlib.ExitStack() as undo:
-        folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-")))
-        ready_sides = []
-        for side in sides:
-            if root is None or side.ref == WORKING_TREE:
-                ready_sides.append(side)
-                continue
-            tree = folder / side.name
-            undo.callback(_git, ["worktree", "remove", "--force", "--force", str(tree)], root)
-            _git(["worktree", "add", "--detach", str(tree), commits[side.ref]], root, "git worktree failed: ")
-            side_folder = tree / here.relative_to(root)
-            if not side_folder.is_dir():
-                raise UserError(
-                    f"{side.ref} has no folder {here.relative_to(root)}; run ab from a folder of both revisions"
-                )
-            ready_sides.append(replace(side, folder=side_folder, commit=commits[side.ref]))
-        yield ready_sides
+        yield Worktrees(Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-"))), undo)
 
 
-def _git(arguments: list[str], folder: Path, error: str = "") -> str:
+@contextlib.contextmanager
+def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
+    """Check out each side's revision; raises the errors of `worktrees` and `Worktrees`."""
+    if all(side.ref == WORKING_TREE for side in sides):
+        with stopped_as_interrupt():
+            yield list(sides)
+        return
+    with worktrees() as trees:
+        commits = {side.ref: trees.commit_of(side.ref) for side in sides if side.ref != WORKING_TREE}
+        yield [trees.check_out(side, commits[side.ref]) if side.ref in commits else side for side in sides]
+
+
+def git(arguments: list[str], folder: Path, error: str = "") -> str:
     """Return git's output. If git fails, raise a UserError of `error`; if `error` ends with ": ", append git's last
     line."""
     command = ["git", *arguments]
@@ -143,21 +179,48 @@ class Terms:
         budget_s: time limit, seconds; a pair that would probably end later does not start.
         looks: numbers of pairs after which the verdict is checked; each check uses an equal part of alpha.
         seed: seed for the random order of each pair.
+        num_commits: commits of a bisection after the good one; 0 for the comparison of two revisions.
     """
 
     max_pairs: int
     budget_s: float
     looks: tuple[int, ...]
     seed: int
+    num_commits: int = 0
+
+    @property
+    def num_launches(self) -> tuple[int, int]:
+        """The usual fewest and most launches, without the time limit."""
+        halvings = max(1, math.ceil(math.log2(self.num_commits))) if self.num_commits else 0
+        most = max(self.max_pairs, self.looks[0] + PAIRS_PER_HALVING * halvings)
+        return 2 * (self.looks[0] + halvings), 2 * most
+
+    def cost_text(self, launch_s: float | None) -> str:
+        """Predict launches and time.
+
+        Args:
+            launch_s: duration of one launch in seconds; None if unknown.
+        """
+        fewest, most = self.num_launches
+        limit = f"at most {_minutes(self.budget_s)} (--max-time)"
+        launches = f"{fewest} to {most} launches" if most > fewest else f"{most} launches"
+        if launch_s is None:
+            return f"cost: {launches}, unknown time; {limit}. The first pair shows the time of a launch"
+        if fewest * launch_s > self.budget_s:
+            allowed = f"cost: {limit}, which allows about {self.budget_s / launch_s:.0f} launches"
+            return f"{allowed}. A verdict needs {fewest} launches of {launch_s:.1f} s: give --max-time"
+        first, last = _minutes(fewest * launch_s), _minutes(min(most * launch_s, self.budget_s))
+        return f"cost: {launches} of {launch_s:.1f} s, {first if first == last else f'{first} to {last}'}; {limit}"
 
 
 @dataclass(frozen=True)
 class Settled:
-    """The last check's verdicts, the number of pairs, and the reason to stop."""
+    """The last check's verdicts, the number of pairs, the reason to stop, and the pairs."""
 
     gated: Gated
     num_pairs: int
     reason: str
+    pairs: Sequence["Pair"]
 
 
 def check_run_arguments(arguments: Sequence[str]) -> None:
@@ -187,53 +250,90 @@ def order_of(pair: int, sides: Sequence[Side], seed: int) -> list[Side]:
     return list(random.Random(f"{seed} pair {pair}").sample(list(sides), k=2))
 
 
-def run_pairs(
-    sides: Sequence[Side],
-    run_arguments: Sequence[str],
-    out: Path,
-    options: Options,
-    terms: Terms,
-    show: Callable[[str], None],
-) -> Settled:
-    """Launch both sides alternately until the verdict is clear or a limit is reached.
+@dataclass
+class Pair:
+    """The launches of both sides, and their durations.
 
     Args:
-        sides: sides a and b, checked out.
+        seconds: side's name to the duration of its launch.
+        warnings: sentences on the files.
+    """
+
+    baseline: list[Launch] = field(default_factory=list)
+    candidate: list[Launch] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def total_s(self) -> float:
+        """The duration of both launches in seconds."""
+        return sum(self.seconds.values())
+
+    @property
+    def text(self) -> str:
+        """`a 10.1 s, b 10.4 s`."""
+        return ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in sorted(self.seconds))
+
+
+def launch_pair(number: int, sides: Sequence[Side], run_arguments: Sequence[str], out: Path, seed: int) -> Pair:
+    """Launch both sides once, in random order.
+
+    Args:
+        number: number of the pair, from 1.
+        sides: baseline and candidate, checked out.
         run_arguments: scenarios and options of `distbench run`.
-        out: the folder that contains the results folders `a` and `b`.
-        options: options of the gate; alpha is divided equally between the checks.
-        show: receives each line of progress.
+        out: folder that contains a results folder per side.
 
     Raises:
-        UserError: a launch failed because of its options, or `out` cannot be written.
+        LaunchFailed: a launch failed because of its options or its code.
+        UserError: `out` cannot be written.
         KeyboardInterrupt: interrupted by the user; files of finished launches remain in `out`.
     """
-    share = replace(options, alpha=options.alpha / len(terms.looks))
-    started_s, longest_s = time.monotonic(), 0.0
+    pair = Pair()
+    for side in order_of(number, sides, seed):
+        pair.seconds[side.name], files = launch_once(side, run_arguments, out)
+        (pair.baseline if side is sides[0] else pair.candidate).extend(read_side(files, side.name, pair.warnings))
+    return pair
+
+
+def run_pairs(launch: Callable[[int], Pair], options: Options, terms: Terms, show: Callable[[str], None]) -> Settled:
+    """Launch pairs until the verdict is clear or a limit is reached.
+
+    Args:
+        launch: launches the pair with this number, as `launch_pair`; its errors are raised.
+        options: options of the gate; alpha is divided equally between the checks.
+        show: receives each line of progress.
+    """
+    share, pairs = replace(options, alpha=options.alpha / len(terms.looks)), list[Pair]()
+
+    def settled(gated: Gated, reason: str) -> Settled:
+        return Settled(gated, len(pairs), reason, pairs)
+
     for done in range(1, terms.max_pairs + 1):
-        seconds = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done, sides, terms.seed)}
-        longest_s = max(longest_s, sum(seconds.values()))
-        show(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {seconds[n]:.1f} s" for n in sorted(seconds)))
+        pairs.append(launch(done))
+        show(f"pair {done} of {terms.max_pairs}: {pairs[-1].text}")
         if done == 1:
-            show(_cost(longest_s, terms))
+            show(terms.cost_text(pairs[0].total_s / 2))
         if done in terms.looks and done < terms.max_pairs:
-            gated = _look(out, share)
+            gated = _look(pairs, share)
             if reason := settled_by(gated, terms.max_pairs - done):
-                return Settled(gated, done, reason)
-        if done < terms.max_pairs and time.monotonic() - started_s + longest_s > terms.budget_s:
-            return Settled(
-                _look(out, share), done, f"another pair would take longer than --max-time {terms.budget_s:g}"
-            )
-    return Settled(_look(out, share), terms.max_pairs, f"all {terms.max_pairs} pairs were run")
+                return settled(gated, reason)
+        if done < terms.max_pairs and is_over(pairs, terms.budget_s):
+            over = f"another pair would take longer than --max-time {terms.budget_s:g}"
+            return settled(_look(pairs, share), over)
+    return settled(_look(pairs, share), f"all {terms.max_pairs} pairs were run")
 
 
-def _cost(pair_s: float, terms: Terms) -> str:
-    """Predict from the first pair's time when the first check and the last pair within the budget end."""
-    first, most = terms.looks[0], min(terms.max_pairs, max(1, int(terms.budget_s / pair_s)) if pair_s else math.inf)
-    look = f"first check of the verdict after {first} pairs ({_minutes(first * pair_s)})"
-    if most < first:
-        look = f"--max-time {terms.budget_s:g} allows about {most:g} pairs, fewer than the {first} of the first check"
-    return f"{pair_s:.1f} s per pair: {look}; at most {most:g} pairs take {_minutes(most * pair_s)}"
+def is_over(pairs: Sequence[Pair], budget_s: float) -> bool:
+    """Whether another pair would probably end after the time limit."""
+    times_s = [pair.total_s for pair in pairs]
+    return sum(times_s) + max(times_s) > budget_s
+
+
+def _look(pairs: Sequence[Pair], options: Options) -> Gated:
+    baseline = [launch for pair in pairs for launch in pair.baseline]
+    candidate = [launch for pair in pairs for launch in pair.candidate]
+    return gate(baseline, candidate, options, [warning for pair in pairs for warning in pair.warnings])
 
 
 def _minutes(seconds: float) -> str:
@@ -267,20 +367,14 @@ def _needs(case: CaseVerdict) -> float:
     return max(math.inf if count is None else count for count in still_open)
 
 
-def _look(out: Path, options: Options) -> Gated:
-    warnings: list[str] = []
-    baseline, candidate = (read_side([out / name], name, warnings) for name in ("a", "b"))
-    return gate(baseline, candidate, options, warnings)
-
-
-def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
-    """Run a launch and return its duration in seconds. The gate reports cases that fail."""
+def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> tuple[float, list[Path]]:
+    """Run a launch, and return its duration in seconds and its run files. The gate reports cases that fail."""
     folder = out / side.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--results {out} cannot be written ({error.strerror}); give another folder") from error
-    earlier_files = set(folder.rglob("*.jsonl"))
+    earlier_files = set(run_files_in(folder))
     # A side may have an older distbench, which knows only this older name.
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
@@ -298,7 +392,7 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
                 stderr=subprocess.PIPE,
             )
     except (OSError, ValueError) as error:
-        raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
+        raise LaunchFailed(side, f"{side.python} cannot be started: {error}; give another Python") from error
     with launch:
         try:
             if stop.is_requested:
@@ -311,14 +405,15 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
         raise KeyboardInterrupt
     if launch.returncode < 0:
         name, advice = signal.Signals(-launch.returncode).name, f"earlier launches are in {out}"
-        raise UserError(f"{side.text()}: launch killed by {name} (SIGKILL: out of memory?); {advice}")
-    if launch.returncode in (USER_ERROR, UNFORESEEN) or not set(folder.rglob("*.jsonl")) - earlier_files:
+        raise LaunchFailed(side, f"launch killed by {name} (SIGKILL: out of memory?); {advice}")
+    files = [path for path in run_files_in(folder) if path not in earlier_files]
+    if launch.returncode in (USER_ERROR, UNFORESEEN) or not files:
         # The last message with all lines of the message, or the last line of other output.
         _, prefix, message = f"\n{output}".rpartition("\ndistbench: ")
         last = message if prefix else output.rpartition("\n")[2]
         last = last or f"exit code {launch.returncode}, without a run file or message"
-        raise UserError(f"{side.text()}: {last}")
-    return time.monotonic() - began
+        raise LaunchFailed(side, last)
+    return time.monotonic() - began, files
 
 
 def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, show: Callable[[str], None]) -> Path:
@@ -327,6 +422,6 @@ def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path,
     side = Side("unchanged", WORKING_TREE, Path.cwd())
     with stopped_as_interrupt():
         for number in range(1, num_launches + 1):
-            took_s = _launch_once(side, run_arguments, out)
+            took_s, _ = launch_once(side, run_arguments, out)
             show(f"launch {number} of {num_launches}: {took_s:.1f} s")
     return out / side.name

@@ -19,7 +19,7 @@ from typing import Any
 from distbench.processes import ask_child
 from distbench.records.run_file import Record, read_run
 from distbench.show.blocks import code_span, markdown_text
-from distbench.show.ci_formats import TOOL, CiOutcome, annotation, annotations, junit_xml
+from distbench.show.ci_formats import TOOL, CiOutcome, annotation, annotations, badge, junit_xml
 from distbench.show.terminal import width_here, wrap
 from distbench.show.units import size_text
 from distbench.spec import Job
@@ -456,10 +456,15 @@ def github(comparison: SignatureComparison) -> str:
     return "\n".join(lines if comparison.num_paths else [annotation("error", TOOL, comparison.headline), *lines])
 
 
+def badge_text(comparison: SignatureComparison) -> str:
+    """The JSON of a badge with the answer."""
+    return badge("distbench signature", answer(comparison))
+
+
 # Names of `--format`; judge/gate_text.py has the names of the timing gate.
 FORMS: dict[str, Callable[[SignatureComparison], str]] = {
     **{"table": text, "markdown": markdown},
-    **{"json": json_text, "junit": junit_text, "github": github},
+    **{"json": json_text, "junit": junit_text, "github": github, "badge": badge_text},
 }
 
 

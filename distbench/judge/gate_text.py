@@ -17,7 +17,7 @@ from distbench.records.baselines import launches_of, load_baseline
 from distbench.records.launches import SECONDS, Unit, Value
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Notes, Rows, Table, capped, markdown_of
-from distbench.show.ci_formats import TOOL, CiOutcome, annotation, junit_xml
+from distbench.show.ci_formats import TOOL, CiOutcome, annotation, badge, junit_xml
 from distbench.show.ci_formats import annotations as annotation_lines
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, rate_text, time_text, times_text
@@ -343,8 +343,13 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     return "\n".join(lines)
 
 
+def badge_text(gated: Gated, strict: bool = False) -> str:
+    """The JSON of a badge with the answer."""
+    return badge(TOOL, answer(gated, strict)[0])
+
+
 # Names of `--format`; judge/communication_signature.py has the names of the exact gate.
 FORMS: dict[str, Callable[[Gated, bool], str]] = {
     **{"table": text, "markdown": markdown},
-    **{"json": json_text, "junit": junit_text, "github": annotations},
+    **{"json": json_text, "junit": junit_text, "github": annotations, "badge": badge_text},
 }

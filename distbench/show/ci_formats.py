@@ -1,5 +1,6 @@
-"""Two formats for CI systems: JUnit XML, and GitHub's annotations."""
+"""Formats for CI systems: JUnit XML, GitHub's annotations, and a badge."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -7,6 +8,7 @@ from xml.etree import ElementTree
 from distbench.spec.printable_text import clean, cut
 
 TOOL = "distbench gate"
+BADGE_COLORS = {"PASS": "brightgreen", "FAIL": "red", "INCONCLUSIVE": "yellow", "UNKNOWN": "lightgrey"}
 MAX_ANNOTATIONS = 10  # of each level that GitHub shows for one step
 
 
@@ -68,3 +70,14 @@ def annotation(level: str, title: str, message: str) -> str:
         _legal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A") for text in (message, title)
     )
     return f"::{level} title={title.replace(':', '%3A').replace(',', '%2C')}::{message}"
+
+
+def badge(label: str, answer: str) -> str:
+    """The JSON of a shields.io endpoint badge (shields.io/badges/endpoint-badge).
+
+    Args:
+        answer: "SEVERITY: finding. More sentences"; the badge shows severity and finding.
+    """
+    message = _legal(answer.partition(". ")[0])
+    color = BADGE_COLORS[answer.partition(":")[0]]
+    return json.dumps({"schemaVersion": 1, "label": label, "message": message, "color": color})

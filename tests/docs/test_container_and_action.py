@@ -1,7 +1,10 @@
 """Dockerfile and action.yml, which nothing here can build or run: what they name is there, their shell is valid."""
 
+import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import click
 import pytest
 import yaml
 from conftest import ROOT
+from gate_runs import taking_turns
 from processes import Children
 
 from distbench.cli.main import main
@@ -16,6 +20,8 @@ from distbench.cli.main import main
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS: list[dict[str, Any]] = ACTION["runs"]["steps"]
+# How GitHub runs a step with `shell: bash`.
+SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")
 # What answers for python3 in a step: it writes its words, and ends as asked.
 STAND_IN = '#!/bin/sh\nprintf \'%s\\n\' "$*" >>words\n[ "$3" = ab ] && exit 3\n[ "$5" = wrong ] && exit 2\nexit 0\n'
 
@@ -123,13 +129,17 @@ def test_the_action_is_a_composite_one_whose_inputs_are_all_described_and_used()
         (
             {"MODE": "ab", "BASE": "main", "SCENARIOS": "bench.py --quick"},
             3,
-            "ab main . --github --strict --write junit=j.xml -- bench.py --quick",
+            "ab main . --github --strict {written} -- bench.py --quick",
         ),
-        ({"MODE": "gate", "BASELINE": "a", "CANDIDATE": "b"}, 0, "gate a vs b --github --strict --write junit=j.xml"),
+        (
+            {"MODE": "gate", "BASELINE": "a", "CANDIDATE": "b"},
+            0,
+            "gate a vs b --github --strict {written}",
+        ),
         (
             {"MODE": "signature", "BASELINE": "s", "SCENARIOS": "x", "OPTIONS": ""},
             0,
-            "signature check s {tmp}/signatures --github --write junit=j.xml",
+            "signature check s {tmp}/signatures --github {written}",
         ),
         ({"MODE": "fly"}, 2, ""),
         ({"MODE": "ab", "SCENARIOS": "bench.py"}, 2, ""),
@@ -145,7 +155,9 @@ def test_its_judging_step_calls_the_command_and_ends_with_its_code(
 ) -> None:
     (tmp_path / "python3").write_text(STAND_IN)
     (tmp_path / "python3").chmod(0o755)
-    environment = dict.fromkeys(STEPS[1]["env"], "") | {"OPTIONS": "--strict", "JUNIT": "j.xml"} | given
+    environment = (
+        dict.fromkeys(STEPS[1]["env"], "") | {"OPTIONS": "--strict", "JUNIT": "j.xml", "BADGE": "b.json"} | given
+    )
     environment |= {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
         "RUNNER_TEMP": str(tmp_path),
@@ -155,7 +167,8 @@ def test_its_judging_step_calls_the_command_and_ends_with_its_code(
     assert done.returncode == code, done.stderr
     assert (tmp_path / "out").read_text() == f"exit-code={code}\n"
     said = (tmp_path / "words").read_text().splitlines() if words else [""]
-    assert said[-1].removeprefix("-m distbench ") == words.format(tmp=tmp_path)
+    written = f"--write junit=j.xml --write badge=b.json --write markdown={tmp_path}/distbench.md"
+    assert said[-1].removeprefix("-m distbench ") == words.format(tmp=tmp_path, written=written)
     # Each option that it gives is one of the command's.
     if words:
         first, second, *_ = words.split()
@@ -163,3 +176,97 @@ def test_its_judging_step_calls_the_command_and_ends_with_its_code(
         command = group.commands[second] if isinstance(group, click.Group) else group
         known = {name for option in command.params for name in option.opts}
         assert {word for word in words.partition(" -- ")[0].split() if word.startswith("--")} <= known
+
+
+GH = """#!/bin/sh
+printf '%s\\n' "$*" >>did
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --jq) exec jq -r "$2" comments ;;
+    --field) [ -e readonly ] && exit 1; cat "${2#body=@}" >body; exit 0 ;;
+  esac
+  shift
+done
+"""
+OTHERS = [{"id": 1, "body": "Please rebase."}, {"id": 2, "body": "<!-- distbench: other -->\n# gate: PASS"}]
+OURS = {"id": 3, "body": "<!-- distbench: step time -->\n# gate: PASS"}
+
+
+@pytest.mark.parametrize(
+    ("comments", "call"),
+    [
+        (OTHERS, "--method POST repos/o/r/issues/7/comments"),
+        ([*OTHERS, OURS, {**OURS, "id": 4}], "--method PATCH repos/o/r/issues/comments/3"),
+    ],
+)
+@pytest.mark.parametrize("report", ["# gate: FAIL: 1 regression\n\n| a |\n\n<details>every case</details>\n", None])
+def test_its_comment_is_updated_where_it_exists(
+    children: Children, tmp_path: Path, comments: list[dict[str, object]], call: str, report: str | None
+) -> None:
+    done = commented(children, tmp_path, comments, report)
+    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+    assert f"api --silent {call} --field body=@{tmp_path}/comment.md" in (tmp_path / "did").read_text()
+    shown = "# gate: FAIL: 1 regression\n\n| a |\n\n" if report else "distbench: no result\n"
+    log = "[Log](https://github.com/o/r/actions/runs/5)"
+    assert (tmp_path / "body").read_text() == f"<!-- distbench: step time -->\n{shown}\n{log}\n"
+
+
+def test_a_comment_that_may_not_be_written_is_a_warning(children: Children, tmp_path: Path) -> None:
+    (tmp_path / "readonly").touch()
+    done = commented(children, tmp_path, [], "# gate: PASS\n")
+    assert done.returncode == 0 and done.stdout.startswith("::warning title=distbench::the comment was not written;")
+
+
+def commented(
+    children: Children, folder: Path, comments: list[dict[str, object]], report: str | None
+) -> "subprocess.CompletedProcess[str]":
+    """The comment step, as a stock runner calls it, with a stand-in for `gh` that has these comments."""
+    step = STEPS[2]
+    assert step["if"] == "${{ !cancelled() && inputs.comment != '' && github.event.pull_request.number }}"
+    (folder / "gh").write_text(GH)
+    (folder / "gh").chmod(0o755)
+    (folder / "comments").write_text(json.dumps(comments))
+    if report:
+        (folder / "distbench.md").write_text(report)
+    given = {"MARKER": "<!-- distbench: step time -->", "PULL_REQUEST": "7", "GH_TOKEN": "x"}
+    assert given.keys() == step["env"].keys() and given["MARKER"] in step["env"]["MARKER"].replace(
+        "${{ inputs.comment }}", "step time"
+    )
+    runner = {"GITHUB_REPOSITORY": "o/r", "GITHUB_RUN_ID": "5", "GITHUB_SERVER_URL": "https://github.com"}
+    runner |= {"RUNNER_TEMP": str(folder), "PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
+    return children.run(*SHELL, step["run"], cwd=folder, env=given | runner)
+
+
+def test_its_steps_work_in_an_empty_environment(children: Children, tmp_path: Path) -> None:
+    """Installed by pip from a checkout, and run on a scenario and on run files; only the network is left out."""
+    checkout, code, bin_folder = tmp_path / "checkout", tmp_path / "code", tmp_path / "python" / "bin"
+    for name in ("distbench", "scenarios"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    children.python("-m", "venv", "--without-pip", bin_folder.parent, check=True)
+    (site,) = bin_folder.parent.glob("lib/python*/site-packages")
+    (site / "packages.pth").write_text(f"{Path(click.__file__).parent.parent}\n")
+    runner = {"HOME": str(tmp_path), "RUNNER_TEMP": str(tmp_path), "PATH": f"{bin_folder}:/usr/bin:/bin"}
+    runner |= {"GITHUB_OUTPUT": str(tmp_path / "output"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_IGNORE_INSTALLED": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    done = children.run(
+        *SHELL, STEPS[0]["run"], cwd=tmp_path, env=runner | offline | {"INSTALL": str(checkout), "TORCH": ""}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (site / "distbench" / "__init__.py").exists()
+    code.mkdir()
+    (code / "bench.py").write_text((ROOT / "tests" / "data" / "tiny.py").read_text())
+    taking_turns(code, before=1.0, after=1.3)
+    inputs = dict.fromkeys(STEPS[1]["env"], "") | {"SCENARIOS": "bench.py", "BADGE": "badge.json"}
+    write = [*SHELL, "python3 -m distbench signature write bench.py --output-dir signatures"]
+    assert children.run(*write, cwd=code, env=runner).returncode == 0
+    for mode, baseline, exit_code, answer in (
+        ("signature", "signatures", 0, "PASS: 1 signature unchanged"),
+        ("gate", "base", 1, "FAIL: 1 regression"),
+    ):
+        given = inputs | {"MODE": mode, "BASELINE": baseline, "CANDIDATE": "new"}
+        done = children.run(*SHELL, STEPS[1]["run"], cwd=code, env=runner | given)
+        assert done.returncode == exit_code and answer in done.stdout, done.stdout + done.stderr
+        assert json.loads((code / "badge.json").read_text())["message"] == answer
+        assert answer in (tmp_path / "distbench.md").read_text() and answer in (tmp_path / "summary.md").read_text()

@@ -8,6 +8,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +17,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from processes import Children
 
+from distbench.show.ci_formats import badge
+
 PAGE = (ROOT / "docs" / "ci.md").read_text()
+RECIPES = (ROOT / "docs" / "ci-recipes.md").read_text()
+SCRIPT = (ROOT / "docs" / "examples" / "gate.sh").read_text()
 # Stands in for the command: `run` writes a run file as a launch of the code in the working folder would, at once, and
 # `signature` what that code would communicate.
 STAND_IN = """#!{python}
@@ -40,6 +45,12 @@ seconds = float(pathlib.Path("speed").read_text())
 lines = records(f"{{out.name}}-{{place}}", time.time(), {{CASE: case(steady(seconds, place))}}, load_at_start=None)
 write(out / f"{{place:02}}.jsonl", lines)
 """
+# Stand-ins for what a recipe needs of the network; python3 makes an environment that changes nothing.
+STUBS = {
+    "pip": "",
+    "python3": '[ "$2" != venv ] || { mkdir -p "$3/bin" && touch "$3/bin/activate"; }',
+    "buildkite-agent": '{ echo "$@"; cat; } >>"$DID"',
+}
 SIGNATURE = "distbench signature, version 1\nscenario train\nmesh tp=2\ntorch 2.13.0\n\n[step/x]\n"
 MORE = "step/x: layers.*.wq, forward: +1 all_gather over tp"
 GATHER = "x forward tp all_gather over tp (2), f32, 8192 B: layers.*.wq, implicit S(1)->R\n"
@@ -55,10 +66,10 @@ def stand_in(folder: Path, python: str) -> Path:
     return bench
 
 
-def block(title: str) -> str:
-    found = re.search(rf"^## {title}\n.*?^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert found
-    return found.group(1)
+def block(title: str, number: int = 0) -> Any:
+    """A YAML block below a title of one of the pages."""
+    (below,) = (part for page in (PAGE, RECIPES) for part in page.split("\n## ") if part.startswith(f"{title}\n"))
+    return yaml.safe_load(re.findall(r"^```yaml\n(.*?)^```", below, re.MULTILINE | re.DOTALL)[number])
 
 
 def launch_loop() -> str:
@@ -104,28 +115,31 @@ def once() -> str:
 
 
 def github_script() -> str:
-    steps = re.findall(r"^      - run: (.*)$", block("GitHub Actions"), re.MULTILINE)
-    assert len(steps) == 4
-    return "\n".join(steps)
+    lines = [step["run"] for step in block("GitHub Actions", 1)["jobs"]["gate"]["steps"] if "run" in step]
+    assert len(lines) == 4
+    return "\n".join(lines)
 
 
 def gitlab_script() -> str:
-    return "\n".join(yaml.safe_load(block("GitLab"))["gate"]["script"])
+    job = block("GitLab")["gate"]
+    assert job["variables"] == {"GIT_DEPTH": 0, "BASE": "$CI_MERGE_REQUEST_DIFF_BASE_SHA"}
+    return "\n".join([f"export BASE={job['variables']['BASE']}", *job["script"]])
 
 
 def jenkins_script() -> str:
-    """The pipeline's shell lines, without those that make an environment and fetch from a server."""
-    found = re.search(r"^## Jenkins\n.*?sh '''\n(.*?)'''", PAGE, re.MULTILINE | re.DOTALL)
-    assert found
-    lines = textwrap.dedent(found.group(1)).splitlines()
-    kept = [line for line in lines if not line.startswith(("python3 -m venv", "git fetch"))]
-    assert len(kept) == len(lines) - 2
-    return "\n".join(kept)
+    lines = re.findall(r"^ +sh '(.*)'$", RECIPES, re.MULTILINE)
+    assert len(lines) == 2
+    return "\n".join(lines)
+
+
+def buildkite_script() -> str:
+    (step,) = block("Buildkite")["steps"]
+    return "\n".join(step["command"]).replace("$$", "$")
 
 
 def test_a_stock_runner_has_what_the_workflow_s_lines_need() -> None:
     """A Python of its own before the first pip, torch's CPU wheels before distbench, in a version that it accepts."""
-    job = yaml.safe_load(block("GitHub Actions"))["jobs"]["gate"]
+    job = block("GitHub Actions", 1)["jobs"]["gate"]
     checkout, python, torch, ours, *_ = job["steps"]
     assert checkout["with"] == {"fetch-depth": 0}, "ab checks the base branch out"
     assert python["uses"].startswith("actions/setup-python@") and isinstance(python["with"]["python-version"], str)
@@ -152,33 +166,92 @@ def test_a_stock_runner_has_what_the_workflow_s_lines_need() -> None:
         (gitlab_script, "1", "0.0013", "FAIL: 1 regression"),
         (jenkins_script, "2", "0.001", MORE),
         (jenkins_script, "1", "0.0013", "FAIL: 1 regression"),
+        (buildkite_script, "2", "0.001", MORE),
+        (buildkite_script, "1", "0.0013", "FAIL: 1 regression"),
+        (buildkite_script, "1", "0.001", "PASS: 1 pass"),
     ],
 )
 def test_the_recipes_fail_the_build_where_they_should(
     children: Children, tmp_path: Path, steps: Callable[[], str], num_gathers: str, seconds: str, says: str
 ) -> None:
     """On a pull request whose change communicates more, is slower, or is neither."""
-    bench, code = stand_in(tmp_path / "bin", sys.executable), tmp_path / "code"
+    bench, code, server = stand_in(tmp_path / "bin", sys.executable), tmp_path / "code", tmp_path / "server.git"
     package = code / "distbench"
     package.mkdir(parents=True)
-    (bench.parent / "pip").write_text("#!/bin/sh\n")
-    (bench.parent / "pip").chmod(0o755)
+    for name, lines in STUBS.items():
+        (bench.parent / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (bench.parent / name).chmod(0o755)
     # What ab launches in a revision's folder is the distbench that it finds there.
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(bench.read_text())
+    (code / "gate.sh").write_text(SCRIPT)
     script = f"""
-        git init -q; echo '1 {GATHER}' | tr -s '\n' > plan; echo 0.001 > speed; touch bench.py
+        git init -q -b main; git init -q --bare {server}; git remote add origin {server}
+        echo '1 {GATHER}' | tr -s '\n' > plan; echo 0.001 > speed; touch bench.py
         {once()}
-        git add -A; git commit -qm base; git update-ref refs/remotes/origin/main HEAD
+        git add -A; git commit -qm base; git push -q origin main
         echo '{num_gathers} {GATHER}' | tr -s '\n' > plan; echo {seconds} > speed
         {steps()}
     """
+    # As in a new container: no variable of this process, an empty home, and the system's own commands.
     who = {f"GIT_{role}_{what}": "x@x.invalid" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", "GITHUB_BASE_REF": "main", **who}
+    variables = {"PATH": f"{bench.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "GITHUB_BASE_REF": "main", **who}
     variables |= {"CHANGE_TARGET": "main", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "origin/main"}
-    done = children.run("bash", "-e", "-c", textwrap.dedent(script), cwd=code, variables=variables)
+    variables |= {"BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main", "DID": str(tmp_path / "did")}
+    done = children.run("bash", "-e", "-c", textwrap.dedent(script), cwd=code, env=variables)
     assert done.returncode == (not says.startswith("PASS")), done.stdout + done.stderr
     assert says in done.stdout, done.stdout + done.stderr
+    if steps is not github_script:
+        assert (code / "signature.md").exists() and (code / "signature.xml").exists()
+        assert (code / "gate.md").exists() == (code / "runs" / "b").exists() == (num_gathers == "1")
+    if steps is buildkite_script:
+        said = (tmp_path / "did").read_text()
+        assert said.startswith("annotate --context distbench --style info\n# exact gate: ")
+        assert ("# gate: " in said) == (num_gathers == "1")
+
+
+def test_the_script_installs_torch_first_from_its_index(children: Children, tmp_path: Path) -> None:
+    for name in ("pip", "python3", "distbench"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{STUBS.get(name, '')}\necho {name} $* >>{tmp_path}/did\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "BASE": "b", "TORCH_INDEX": "https://i", "DISTBENCH": "/mirror"}
+    done = children.run("bash", "-c", SCRIPT, cwd=tmp_path, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "did").read_text().splitlines()[:3] == [
+        "python3 -m venv .venv-gate",
+        "pip install --quiet --index-url https://i torch==2.13.0",
+        "pip install --quiet /mirror",
+    ]
+
+
+def test_the_badge_s_lines_push_it_as_the_only_file_of_its_branch(children: Children, tmp_path: Path) -> None:
+    """Twice, from a clone; the branch has one commit and the clone's files stay."""
+    *_, uses, push = block("Badge")["jobs"]["badge"]["steps"]
+    assert uses["with"]["badge"] == "distbench.json" and push["if"] == "${{ !cancelled() }}"
+    variables = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    begin = "git init -q --bare server.git; git init -q clone; git -C clone remote add origin ../server.git"
+    children.run("bash", "-ec", begin, cwd=tmp_path, env=variables, check=True)
+    for text in ("one", "two"):
+        (tmp_path / "clone" / "distbench.json").write_text(text)
+        done = children.run("bash", "-eo", "pipefail", "-c", push["run"], cwd=tmp_path / "clone", env=variables)
+        assert done.returncode == 0, done.stderr
+    shown = "git log --format=%s badges; git ls-tree --name-only badges; git show badges:distbench.json"
+    told = children.run("bash", "-ec", shown, cwd=tmp_path / "server.git", env=variables, check=True)
+    assert told.stdout == "Badge\ndistbench.json\ntwo"
+
+
+def test_the_page_s_badge_is_what_the_gate_writes() -> None:
+    (shown,) = re.findall(r"^```json\n(.*?)\n```", RECIPES, re.MULTILINE | re.DOTALL)
+    assert shown == badge("distbench gate", "PASS: 30 pass. No case is slower than the baseline by more than 5 %")
+
+
+def test_the_workflows_use_inputs_that_the_action_has() -> None:
+    inputs = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
+    jobs = [block("GitHub Actions")["jobs"]["gate"], block("Badge")["jobs"]["badge"]]
+    given = [step["with"] for job in jobs for step in job["steps"] if "distbench@" in step.get("uses", "")]
+    assert len(given) == 3 and all(each.keys() <= inputs.keys() for each in given)
+    assert block("GitHub Actions")["permissions"]["pull-requests"] == "write"
+    assert [each.get("comment") for each in given] == ["signatures", "step time", None]
 
 
 def test_the_page_lists_every_field_and_every_verdict() -> None:

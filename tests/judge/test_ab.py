@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,20 @@ from click.testing import CliRunner
 from gate_runs import CASE, case, records, steady, write
 from processes import PATIENCE_S, Children
 
+from distbench.cli.ab import _earlier_launch_s
 from distbench.cli.main import main
 from distbench.judge import ab as turns
-from distbench.judge.ab import Side, Terms, checked_out, looks_of, order_of, python_at, run_pairs, settled_by
+from distbench.judge.ab import (
+    Side,
+    Terms,
+    checked_out,
+    launch_pair,
+    looks_of,
+    order_of,
+    python_at,
+    run_pairs,
+    settled_by,
+)
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.processes.signals import stopped_as_interrupt
 from distbench.spec.errors import UserError
@@ -29,6 +41,7 @@ from distbench.statistics.verdicts import Options
 STAND_IN = """
 import json, sys, time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 folder = Path(sys.argv[sys.argv.index("--out") + 1])
 number = len(list(folder.glob("*.jsonl")))
@@ -120,7 +133,8 @@ def test_the_working_tree_is_a_side_too(repository: Path, tmp_path: Path) -> Non
 
 def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: Path) -> None:
     sides = [Side(name, ".", repository) for name in "ab"]
-    settled = run_pairs(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20), 1), lambda line: None)
+    launch = partial(launch_pair, sides=sides, run_arguments=["x"], out=tmp_path, seed=1)
+    settled = run_pairs(launch, Options(), Terms(20, 1e-9, (5, 20), 1), lambda line: None)
     assert settled.num_pairs == 1 and "would take longer than --max-time" in settled.reason
     assert settled.gated.exit_code() == 4
 
@@ -203,19 +217,39 @@ def test_a_launch_that_leaves_no_run_file_is_no_pair_though_earlier_ones_did(
     assert (out / "b" / "0.jsonl").exists()
 
 
-def test_the_cost_is_printed_after_the_first_pair(repository: Path, tmp_path: Path) -> None:
+def test_the_cost_is_printed_before_the_first_pair_and_after_it(repository: Path, tmp_path: Path) -> None:
     _, output = run_ab("base", "same", "--pairs", "8", "--results", str(tmp_path / "out"), "--", "x")
-    assert re.search(
-        r"^pair 1 of 8: .*\n[0-9.]+ s per pair: first check of the verdict after 6 pairs ", output, re.MULTILINE
-    )
-    assert "at most 8 pairs take" in output
+    before, _, after = output.partition("pair 1 of 8: ")
+    assert "cost: 12 to 16 launches, unknown time; at most 30 min (--max-time)." in before
+    assert re.search(r"\ncost: 12 to 16 launches of [0-9.]+ s, \d+ s.*; at most 30 min \(--max-time\)\n", after)
 
 
-def test_the_cost_says_where_the_time_ends_before_the_first_look() -> None:
-    said = turns._cost(60.0, Terms(20, 240.0, (7, 11, 16, 20), 1))
-    assert "allows about 4 pairs, fewer than the 7 of the first check" in said and said.endswith(
-        "at most 4 pairs take 4 min"
-    )
+@pytest.mark.parametrize(
+    ("num_commits", "launch_s", "budget_s", "says"),
+    [
+        (0, 60.0, 1800.0, "cost: 14 to 40 launches of 60.0 s, 14 min to 30 min; at most 30 min (--max-time)"),
+        (32, 10.0, 1800.0, "cost: 24 to 64 launches of 10.0 s, 4 min to 11 min; at most 30 min (--max-time)"),
+        (1, None, 60.0, "cost: 16 to 40 launches, unknown time; at most 60 s (--max-time)."),
+        (0, 60.0, 240.0, "which allows about 4 launches. A verdict needs 14 launches of 60.0 s: give --max-time"),
+    ],
+)
+def test_the_cost_is_launches_and_time(num_commits: int, launch_s: float | None, budget_s: float, says: str) -> None:
+    assert says in Terms(20, budget_s, (7, 11, 16, 20), 1, num_commits).cost_text(launch_s)
+
+
+def test_the_cost_is_that_of_the_last_run_of_the_same_scenario(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISTBENCH_MACHINE", "box")
+    assert _earlier_launch_s(("collectives", "--quick")) is None
+    lines = records("run", 1.0, {CASE: case([1.0])}, mesh={"dp_shard": 2, "tp": 2})
+    lines[0]["job"]["settings"] = {}
+    lines[-1]["wall_s"] = 12.5
+    write(tmp_path / "results" / "ab" / "20260101T000000Z" / "a" / "box" / "run.jsonl", lines)
+    assert _earlier_launch_s(("collectives", "--quick")) == 12.5
+    assert _earlier_launch_s(("collectives", "--quick", "--mesh", "tp=2")) is None
+    assert _earlier_launch_s(("nowhere.py", "--fly")) is None
 
 
 def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp_path: Path) -> None:
@@ -279,7 +313,7 @@ def test_a_signal_while_a_launch_starts_leaves_none_running(
     monkeypatch.setattr(turns.subprocess, "Popen", SignalledAsItStarts)
     side = Side("a", ".", tmp_path)
     with pytest.raises(KeyboardInterrupt), stopped_as_interrupt():
-        turns._launch_once(side, ("x",), tmp_path / "out")
+        turns.launch_once(side, ("x",), tmp_path / "out")
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
 

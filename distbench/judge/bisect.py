@@ -1,0 +1,295 @@
+"""`distbench ab --bisect`: the first slower commit of a history, by pairs of launches of the good commit and another.
+
+First the good and the bad commit are compared as by `distbench ab`. If the bad one is slower, the case with the
+clearest slowdown is followed. `statistics.noisy_bisection` chooses the commit of each further pair, until the chance of
+one commit is at least the certainty, or the time is over.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from distbench.judge.ab import (
+    WORKING_TREE,
+    LaunchFailed,
+    Pair,
+    Settled,
+    Side,
+    Terms,
+    Worktrees,
+    git,
+    is_over,
+    launch_pair,
+    run_pairs,
+)
+from distbench.judge.gate import CaseTable, CaseVerdict, MetricVerdict
+from distbench.judge.launch_pairs import groups_of
+from distbench.spec.errors import UserError
+from distbench.spec.printable_text import clean
+from distbench.statistics.intervals import Floats
+from distbench.statistics.noisy_bisection import (
+    Step,
+    chances,
+    level_interval,
+    next_commit,
+    separable_groups,
+    smallest_range,
+    threshold_of,
+)
+from distbench.statistics.verdicts import REGRESSION, Options
+
+GOOD = "good"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of the history: full hash and subject."""
+
+    sha: str
+    subject: str
+
+    @property
+    def name(self) -> str:
+        """The abbreviated hash."""
+        return self.sha[:8]
+
+    @property
+    def text(self) -> str:
+        """`1a2b3c4d 'Subject'`."""
+        return f"{self.name} {clean(self.subject)!r}"
+
+
+def commits_between(trees: Worktrees, good: str, bad: str) -> list[Commit]:
+    """Return the good commit, and the commits after it up to the bad one, on the line of first parents.
+
+    Raises:
+        UserError: a revision does not exist, or the good one is not on the bad one's line of first parents.
+    """
+    if WORKING_TREE in (good, bad):
+        raise UserError("--bisect needs two commits, and . is the working tree; commit the changes, and give HEAD")
+    first, last = trees.commit_of(good), trees.commit_of(bad)
+    if first == last:
+        raise UserError(f"{good} and {bad} are the same commit; give an older GOOD, or a newer BAD")
+    listing = ["log", "--first-parent", "--reverse", "--format=%H %P%x09%s"]
+    lines = git([*listing, f"{first}..{last}"], trees.root, "git log failed: ").split("\n")
+    parents = [line.partition("\t")[0].split()[1:2] for line in lines]
+    if parents[0] != [first]:
+        base = git(["merge-base", first, last], trees.root)
+        if base == last:
+            raise UserError(f"{bad} is older than {good}; give the good commit first")
+        instead = f"give their merge base {base[:8]} as GOOD" if base not in ("", first) else "give another GOOD"
+        raise UserError(f"{good} is not on the line of first parents of {bad}; {instead}")
+    subject = git(["log", "-1", "--format=%s", first], trees.root, "git log failed: ")
+    return [Commit(first, subject), *(Commit(line.split()[0], line.partition("\t")[2]) for line in lines)]
+
+
+class CommitLauncher:
+    """Launches the good commit and another one, each from a worktree that is made for its first launch.
+
+    Args:
+        names: the user's names of the good and the bad commit.
+        run_arguments: scenarios and options of `distbench run`.
+        out: folder that contains a results folder per commit.
+    """
+
+    def __init__(
+        self,
+        trees: Worktrees,
+        commits: Sequence[Commit],
+        names: tuple[str, str],
+        run_arguments: Sequence[str],
+        out: Path,
+        seed: int,
+    ) -> None:
+        self._trees, self._run_arguments, self._out, self._seed = trees, run_arguments, out, seed
+        self._commits, self._sides = commits, dict[int, Side]()
+        self._refs = {0: names[0], len(commits) - 1: names[1]}
+
+    def launch(self, number: int, pair: int) -> Pair:
+        """Launch the good commit and the commit with this number once, in random order. Raise as `launch_pair`."""
+        sides = [self._side(0), self._side(number)]
+        return launch_pair(pair, sides, self._run_arguments, self._out, self._seed)
+
+    def _side(self, number: int) -> Side:
+        if number not in self._sides:
+            commit = self._commits[number]
+            ref = self._refs.get(number, commit.subject)
+            side = Side(commit.name if number else GOOD, ref, self._trees.here, sys.executable)
+            self._sides[number] = self._trees.check_out(side, commit.sha)
+        return self._sides[number]
+
+
+@dataclass
+class Search:
+    """The state of a search, from the comparison of the good and the bad commit on.
+
+    Args:
+        commits: the good commit, and the commits after it; the last is the bad one.
+        settled: the comparison of the good and the bad commit.
+        certainty: the chance of one commit at which the search ends.
+        case: the followed case and its metric; None if the bad commit is not slower.
+        step: the change of this case from the good to the bad commit.
+        pairs: all pairs of launches.
+        differences: commit's number to the differences of its pairs after `settled`, in logarithms.
+        chances: of the commits after the good one to be the first slower one, and that none is slower.
+        skipped: commit's number to the reason why it could not be measured.
+        reason: why the search ended before one commit was certain; "" if one is.
+    """
+
+    commits: Sequence[Commit]
+    settled: Settled
+    certainty: float
+    case: tuple[CaseVerdict, MetricVerdict] | None = None
+    step: Step | None = None
+    pairs: list[Pair] = field(default_factory=list)
+    differences: dict[int, list[float]] = field(default_factory=dict)
+    chances: Floats = field(default_factory=lambda: np.empty(0))
+    skipped: dict[int, str] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def spent_s(self) -> float:
+        """The duration of all launches in seconds."""
+        return sum(pair.total_s for pair in self.pairs)
+
+    @property
+    def is_measurable(self) -> list[bool]:
+        """Whether each commit after the good one was not skipped."""
+        return [number not in self.skipped for number in range(1, len(self.commits))]
+
+    def add(self, number: int, difference: float) -> None:
+        """Add a pair's difference at a commit, and recompute the chances."""
+        assert self.step is not None
+        self.differences.setdefault(number, []).append(difference)
+        self.chances = chances(len(self.commits) - 1, self.differences, self.step)
+
+    @property
+    def answer(self) -> tuple[int, int, float]:
+        """The numbers of the first and last commit of the smallest range that has the first slower one with the
+        certainty, and the range's chance."""
+        return smallest_range(separable_groups(self.chances, self.is_measurable), self.certainty)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether one group of commits that pairs can separate has the certainty."""
+        return any(chance >= self.certainty for _, _, chance in separable_groups(self.chances, self.is_measurable))
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether later pairs show that no commit is slower, although the first pairs did."""
+        return bool(self.chances[-1] >= self.certainty)
+
+    def slowdown(self, number: int) -> tuple[float, float, float]:
+        """Return a slower commit's slowdown as a share, with its 95 % interval."""
+        assert self.step is not None
+        middle, low, high = map(math.expm1, level_interval(number, self.differences, self.step))
+        return middle, low, high
+
+
+def search(
+    commits: Sequence[Commit],
+    launch: Callable[[int, int], Pair],
+    options: Options,
+    terms: Terms,
+    show: Callable[[str], None],
+) -> Search:
+    """Find the first slower commit.
+
+    Args:
+        commits: the good commit, and the commits after it up to the bad one.
+        launch: launches the good commit and the commit with this number; the second argument is the pair's number.
+        options: options of the gate; the search ends at a certainty of 1 - alpha.
+        show: receives each line of progress.
+
+    Raises:
+        LaunchFailed: the good or the bad commit cannot be launched.
+        UserError: as `launch`.
+        KeyboardInterrupt: interrupted by the user; the last line of progress is the command that continues.
+    """
+    last = len(commits) - 1
+    settled = run_pairs(lambda pair: launch(last, pair), options, terms, show)
+    state = Search(commits, settled, 1 - options.alpha, pairs=[*settled.pairs])
+    regressions = [
+        (case, metric)
+        for case in settled.gated.cases
+        for metric in case.metrics
+        if case.verdict == metric.verdict == REGRESSION
+    ]
+    if not regressions:
+        show(f"no case of {commits[-1].name} is slower than {commits[0].name} with certainty, so no commit is searched")
+        return state
+    state.case = case, metric = max(regressions, key=lambda both: _clearness(both[1]))
+    known = np.array([difference for pair in settled.pairs if (difference := _difference(pair, state)) is not None])
+    state.step = Step(known, threshold_of(known, math.log1p(metric.tolerance)))
+    state.chances = chances(last, {}, state.step)
+    show(f"{commits[-1].name} is slower than {commits[0].name}; followed: {metric.metric} of {case.case_id}")
+    try:
+        _halve(state, launch, terms, show)
+    except KeyboardInterrupt:
+        first, end, _ = state.answer
+        show(f"continue: distbench ab --bisect {commits[first - 1].name} {commits[end].name} -- ...")
+        raise
+    return state
+
+
+def _halve(state: Search, launch: Callable[[int, int], Pair], terms: Terms, show: Callable[[str], None]) -> None:
+    """Measure pairs until one commit, or no slower commit, is certain, or the time is over."""
+    while not (state.is_refuted or state.is_certain):
+        if is_over(state.pairs, terms.budget_s):
+            state.reason = f"another pair would take longer than --max-time {terms.budget_s:g}"
+            return
+        number = next_commit(state.chances, state.is_measurable)
+        commit = state.commits[number]
+        try:
+            pair = launch(number, len(state.pairs) + 1)
+        except LaunchFailed as failure:
+            if failure.side.name == GOOD or number == len(state.commits) - 1:
+                raise
+            state.skipped[number] = failure.why
+            show(f"{commit.name} skipped: {failure.why}")
+            continue
+        state.pairs.append(pair)
+        difference = _difference(pair, state)
+        if difference is None:
+            state.skipped[number] = "the case was not measured, or is not comparable"
+            show(f"{commit.name} skipped: {state.skipped[number]}")
+            continue
+        state.add(number, difference)
+        show(f"pair {len(state.pairs)}: {pair.text}: {100 * math.expm1(difference):+.1f} %. {range_text(state)}")
+
+
+def range_text(state: Search) -> str:
+    """`First slower: one of 16 commits, 1a2b3c4d to 5e6f7a8b (certainty 97 %)`."""
+    first, end, chance = state.answer
+    names = state.commits[first].name if first == end else f"{state.commits[first].name} to {state.commits[end].name}"
+    count = f"one of {end - first + 1} commits, " if first != end else ""
+    return f"First slower: {count}{names} (certainty {certainty_text(chance)})"
+
+
+def certainty_text(chance: float) -> str:
+    """A chance in whole percent, rounded down, and at most 99 %."""
+    return f"{min(math.floor(100 * chance), 99)} %"
+
+
+def _clearness(metric: MetricVerdict) -> float:
+    """A slowdown relative to the lower half of its interval."""
+    change, low = math.log1p(metric.change), math.log1p(metric.low or 0.0)
+    return change / max(change - low, 1e-12)
+
+
+def _difference(pair: Pair, state: Search) -> float | None:
+    """The followed case's difference of logarithms; None if a side lacks the case or is not comparable."""
+    assert state.case is not None
+    case, metric = state.case
+    for group in groups_of(pair.baseline, pair.candidate, state.settled.gated.options.allowed):
+        if group.conflicts or not (group.baseline and group.candidate) or not case.scenario.startswith(group.label):
+            continue
+        sides = [CaseTable.of(side) for side in (group.baseline, group.candidate)]
+        if all(side.num_ok(case.case_id) for side in sides):
+            before, after = (side.logarithms([case.case_id], metric.metric).item() for side in sides)
+            return float(after - before)
+    return None
