@@ -1,7 +1,7 @@
 """Detection of slow ranks, hosts and links: each item is compared with the median of comparable items, pass by pass."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -19,7 +19,11 @@ from distbench.statistics.significance import POWER, PRIOR_FREEDOM, detectable_e
 LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
 SMALL_BYTES = 4096  # the time of messages up to this size is latency
 MIN_LIKE = 4  # an outlier needs at least this many comparable items
+# Retransmitted segments, as a share and as a number, above which packets are lost. A lost packet of a host with
+# segmentation offload counts as up to 45 segments.
+MAX_LOSS, LEAST_AGAIN = 0.001, 20
 Ranks = tuple[int, ...]
+Segments = tuple[int, int]  # sent, retransmitted
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,15 @@ class LinkRun:
         groups: the measured times, by quantity, level and size.
         devices: type and number of each rank's accelerator; empty for CPUs and if not recorded.
         is_relative: whether times are divided by the times of an earlier run.
-        segments: (host, interface) to the numbers of TCP segments sent and retransmitted in the first pass.
+        segments: (pair of the round or (), rank, interface) to the numbers of TCP segments that the rank sent and
+            retransmitted in the first pass.
     """
 
     hosts: tuple[str, ...]
     groups: tuple[ComparisonGroup, ...]
     devices: tuple[str, ...] = ()
     is_relative: bool = False
-    segments: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    segments: Mapping[tuple[Ranks, int, str], tuple[int, int]] = field(default_factory=dict)
 
 
 def link_run_of(run: Run) -> LinkRun | None:
@@ -93,16 +98,31 @@ def link_run_of(run: Run) -> LinkRun | None:
     return LinkRun(hosts, tuple(groups), devices, segments=_segments_of(cases, hosts)) if groups else None
 
 
-def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
-    """The TCP segments of each host's interfaces, summed over the host's ranks and all cases."""
-    totals: dict[tuple[str, str], tuple[int, int]] = {}
+def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[tuple[Ranks, int, str], Segments]:
+    """The TCP segments by pair, rank and interface, summed over the cases."""
+    totals: dict[tuple[Ranks, int, str], Segments] = {}
     for case in cases:
         by_rank = (case.get("counters") or {}).get("tcp_segments") or []
-        for host, interfaces in zip(hosts, by_rank, strict=False):
-            for interface, (sent, again) in interfaces.items():
-                total = totals.get((host, interface), (0, 0))
-                totals[host, interface] = (total[0] + sent, total[1] + again)
+        pairs = (case["case"].get("params") or {}).get("pairs") if by_rank else None
+        pair_of = {rank: tuple(pair) for pair in pairs or () for rank in pair}
+        for rank, interfaces in enumerate(by_rank[: len(hosts)]):
+            for interface, segments in interfaces.items():
+                key = pair_of.get(rank, ()), rank, interface
+                totals[key] = _sum((totals.get(key, (0, 0)), segments))
     return totals
+
+
+def _sum(parts: Iterable[Segments]) -> Segments:
+    sent, again = 0, 0
+    for part_sent, part_again in parts:
+        sent, again = sent + part_sent, again + part_again
+    return sent, again
+
+
+def is_lossy(segments: Segments) -> bool:
+    """Return whether so many segments were retransmitted that packets are lost."""
+    sent, again = segments
+    return again >= LEAST_AGAIN and again > MAX_LOSS * sent
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
@@ -380,11 +400,29 @@ class Outlier:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """A rank, host or link that loses packets, which TCP retransmits.
+
+    Args:
+        kind: RANK, HOST or LINK.
+        interfaces: interfaces that retransmitted the packets.
+        segments: TCP segments to and from the ranks, sent and retransmitted.
+    """
+
+    kind: str
+    ranks: Ranks
+    host: str
+    interfaces: tuple[str, ...]
+    segments: Segments
+
+
+@dataclass(frozen=True)
 class LinkVerdict:
     """The slow ranks, hosts and links of a run.
 
     Args:
         outliers: slowest first.
+        losses: most lossy first.
         num_compared: number of compared ranks, links and groups.
         num_passes: number of passes of the run.
         detectable: by quantity, the slowdown that is detected four times in five, as a ratio.
@@ -398,6 +436,58 @@ class LinkVerdict:
     detectable: dict[str, float]
     why_not: str = ""
     too_few: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
+
+
+def losses_of(links: LinkRun) -> tuple[Loss, ...]:
+    """Return the ranks, links and hosts that explain the lost packets; nothing if more than half of the ranks lose
+    packets, as in a congested network.
+
+    The most lossy rank is removed with its pairs until the other pairs lose no packets, because a lossy rank makes the
+    pairs of its partners lossy. A link is lossy instead if the rank's other pairs lose no packets.
+    """
+    pairs: dict[Ranks, list[Segments]] = {}
+    for (pair, _, _), segments in links.segments.items():
+        if len(pair) == 2:
+            pairs.setdefault(pair, []).append(segments)
+    rest, found = {pair: _sum(parts) for pair, parts in pairs.items()}, []
+    while True:
+        of_rank: dict[int, list[Ranks]] = {}
+        for pair in rest:
+            for rank in pair:
+                of_rank.setdefault(rank, []).append(pair)
+        totals = {rank: _sum(rest[pair] for pair in of_rank[rank]) for rank in of_rank}
+        lossy = [rank for rank in totals if is_lossy(totals[rank])]
+        if not lossy:
+            break
+        worst = max(lossy, key=lambda rank: totals[rank][1] / totals[rank][0])
+        link = max(of_rank[worst], key=lambda pair: rest[pair][1])
+        others = [pair for pair in of_rank[worst] if pair != link]
+        is_link = bool(others) and not is_lossy(_sum(rest[pair] for pair in others))
+        found.append(link if is_link else (worst,))
+        for pair in [link] if is_link else of_rank[worst]:
+            del rest[pair]
+    if len({rank for ranks in found for rank in ranks}) > len(links.hosts) / 2:
+        return ()
+    losses = []
+    for host in dict.fromkeys(links.hosts):
+        of_host = tuple(rank for rank, name in enumerate(links.hosts) if name == host)
+        if len(of_host) > 1 and {(rank,) for rank in of_host} <= {*found}:
+            losses.append(_loss(HOST, of_host, links))
+            found = [ranks for ranks in found if ranks[0] not in of_host or len(ranks) > 1]
+    return (*losses, *(_loss(RANK if len(ranks) == 1 else LINK, ranks, links) for ranks in found))
+
+
+def _loss(kind: str, ranks: Ranks, links: LinkRun) -> Loss:
+    """A loss with the segments of all pairs of these ranks; of a link, of its pair."""
+    parts = {
+        key: segments
+        for key, segments in links.segments.items()
+        if len(key[0]) == 2 and (key[0] == ranks if kind == LINK else {*key[0]} & {*ranks})
+    }
+    interfaces = sorted({interface for (_, _, interface), (_, again) in parts.items() if again})
+    host = " and ".join(dict.fromkeys(links.hosts[rank] for rank in ranks))
+    return Loss(kind, ranks, host, tuple(interfaces), _sum(parts.values()))
 
 
 def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
@@ -445,6 +535,7 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
                 if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE
             )
         ),
+        losses=() if links.is_relative else losses_of(links),
     )
 
 

@@ -20,8 +20,12 @@ from distbench.judge.links import (
     RANK,
     LinkRun,
     LinkVerdict,
+    Loss,
     Outlier,
+    Segments,
+    is_lossy,
     link_run_of,
+    losses_of,
     relative_to,
     verdict_of,
 )
@@ -40,8 +44,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Retransmitted segments, as a share and as a number, above which a host gets a warning about lost packets.
-MAX_LOSS, LEAST_AGAIN = 0.001, 20
 MAX_NAMED, MAX_MATRIX = 4, 16
 MAX_SHOWN = 10.0  # a larger detectable slowdown is reported as "too noisy"
 UNNOTICED = 2.0  # a check that cannot detect this slowdown is not conclusive
@@ -52,7 +54,7 @@ PLURALS = {RANK: "ranks", HOST: "hosts", HOSTS: "pairs of hosts", LINK: "links",
 Pair = tuple[int, int]
 
 
-def _name_of(outlier: Outlier, links: LinkRun) -> str:
+def _name_of(outlier: Outlier | Loss, links: LinkRun) -> str:
     """Return `rank 5 (on b)`, `host b`, `hosts a and b` or `link 2-7 (on a and b)`; for a rank also its accelerator."""
     if outlier.kind in (HOST, HOSTS):
         return f"{outlier.kind} {outlier.host}"
@@ -65,12 +67,14 @@ def _name_of(outlier: Outlier, links: LinkRun) -> str:
 
 class LinksVerdict(NamedTuple):
     """The verdict as sentences, whether a rank or link is slow, whether the check is conclusive, and the next
-    command."""
+    command; and what the verdict is about."""
 
     lines: tuple[str, ...]
     is_slow: bool
     is_conclusive: bool
     next_command: str
+    links: LinkRun
+    verdict: LinkVerdict
 
 
 def link_lines(run: Run) -> Iterator[str]:
@@ -82,15 +86,24 @@ def link_lines(run: Run) -> Iterator[str]:
 
 
 def loss_lines(run: Run) -> Iterator[str]:
-    """Yield warnings about hosts that lose packets. TCP retransmits packets, so a lossy link may look fast."""
+    """Yield warnings about hosts that lose packets, if the verdict names no lossy part of them. TCP retransmits
+    packets, so a lossy link may look fast."""
     links = link_run_of(run)
-    for (host, interface), (sent, again) in links.segments.items() if links else ():
-        if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
-            share = f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments retransmitted)"
+    totals: dict[tuple[str, str], Segments] = {}
+    for (_, rank, interface), (sent, again) in links.segments.items() if links else ():
+        total = totals.get((links.hosts[rank], interface), (0, 0))
+        totals[links.hosts[rank], interface] = total[0] + sent, total[1] + again
+    for (host, interface), segments in totals.items() if links and not losses_of(links) else ():
+        if is_lossy(segments):
             yield (
-                f"warning: host {host} loses {share} on {interface}. Run `ip -s link` and "
+                f"warning: host {host} loses {_share_of(segments)} on {interface}. Run `ip -s link` and "
                 f"`ethtool -S {interface}` on that host; check its cable and switch port"
             )
+
+
+def _share_of(segments: Segments) -> str:
+    sent, again = segments
+    return f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments retransmitted)"
 
 
 def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
@@ -109,21 +122,25 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
     since = f"since {earlier.path.name}, " if earlier else ""
     again = f"Next: distbench run {run.scenario} --passes {2 * max(verdict.num_passes, MIN_PASSES)}"
     if verdict.why_not:
-        return LinksVerdict((f"UNKNOWN: {since}{verdict.why_not}",), False, False, again)
-    sentences = listed([_sentence_of(outlier, links) for outlier in verdict.outliers], MAX_NAMED, "; ")
+        return LinksVerdict((f"UNKNOWN: {since}{verdict.why_not}",), False, False, again, links, verdict)
+    slow = [sentence_of(part, links) for part in (*verdict.outliers, *verdict.losses)]
+    sentences = listed(slow, MAX_NAMED, "; ")
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
     is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
     heat_map = f"Next: distbench report {run.scenario} --page links.html   (heat map of all links)"
     if sentences:
-        return LinksVerdict((f"FAIL: {since}{sentences}.", _detectable(verdict)), True, is_conclusive, heat_map)
+        lines = f"FAIL: {since}{sentences}.", _detectable(verdict)
+        return LinksVerdict(lines, True, is_conclusive, heat_map, links, verdict)
     checked = f"({verdict.num_compared} checked). {_detectable(verdict)}"
     if is_conclusive:
-        return LinksVerdict((f"PASS: {since}no slow rank or link {checked}",), False, True, heat_map)
+        return LinksVerdict((f"PASS: {since}no slow rank or link {checked}",), False, True, heat_map, links, verdict)
     if has_no_links:
         earlier_run = f"Next: distbench run {run.scenario} --against RUN   (compares each link with an earlier run)"
-        return LinksVerdict((f"UNKNOWN: {since}too few links {checked}",), False, False, earlier_run)
+        line = f"UNKNOWN: {since}too few links {checked}"
+        return LinksVerdict((line,), False, False, earlier_run, links, verdict)
     why = f"too noisy to detect every rank or link that is {UNNOTICED:g}x slower"
-    return LinksVerdict((f"UNKNOWN: {since}{why} {checked}",), False, False, f"{again}   (on an idle machine)")
+    line, again = f"UNKNOWN: {since}{why} {checked}", f"{again}   (on an idle machine)"
+    return LinksVerdict((line,), False, False, again, links, verdict)
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
@@ -139,12 +156,14 @@ def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
             yield f"warning: {name.replace('_', ' ')} was {was} in the earlier run and is {is_now} now"
 
 
-def _sentence_of(outlier: Outlier, links: LinkRun) -> str:
-    """`rank 5 is 2.01x slower than other ranks (95 % CI 1.9-2.12x) in large messages`."""
-    level = f" {outlier.level}" if outlier.level else ""
-    slower = times_text(outlier.slowdown, f"other {PLURALS[outlier.kind]}", outlier.low, outlier.high)
-    verb = "are" if outlier.kind == HOSTS else "is"
-    return f"{_name_of(outlier, links)} {verb} {slower} in {SLOW_IN[outlier.quantity]}{level}"
+def sentence_of(part: Outlier | Loss, links: LinkRun) -> str:
+    """Return `rank 5 is 2.01x slower than other ranks (95 % CI 1.9-2.12x) in large messages`, or the lost packets."""
+    if isinstance(part, Loss):
+        return f"{_name_of(part, links)} loses {_share_of(part.segments)} on {', '.join(part.interfaces)}"
+    level = f" {part.level}" if part.level else ""
+    slower = times_text(part.slowdown, f"other {PLURALS[part.kind]}", part.low, part.high)
+    verb = "are" if part.kind == HOSTS else "is"
+    return f"{_name_of(part, links)} {verb} {slower} in {SLOW_IN[part.quantity]}{level}"
 
 
 def _detectable(verdict: LinkVerdict) -> str:

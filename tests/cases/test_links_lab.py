@@ -8,7 +8,7 @@ import pytest
 from processes import Children
 
 from benchmarks.cpu_limit import NoCpuLimit
-from benchmarks.links_lab import HOSTS, NUM_RANKS, address, links_lab
+from benchmarks.links_lab import HOSTS, NUM_RANKS, PREFIX, Faults, address, links_lab
 from benchmarks.two_host_lab import NoNamespaces
 
 LOOK = "import os, socket; print(socket.gethostname(), *os.sched_getaffinity(0)); os.system('ip -o -4 addr show eth')"
@@ -27,4 +27,4 @@ def test_the_lab_of_links_opens_with_each_rank_in_its_own_surroundings(children:
     except (NoNamespaces, NoCpuLimit) as reason:
         pytest.skip(str(reason))
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    assert "dbl" not in left
+    assert PREFIX not in left
