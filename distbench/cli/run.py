@@ -15,7 +15,7 @@ import click
 
 from distbench.cli import STARTED_AT
 from distbench.cli.main import main, suite_of
-from distbench.cli.on_nodes import KeepsArguments, NodeOptions, run_on_nodes
+from distbench.cli.on_nodes import KeepsArguments, NodeOptions, on_allocation, run_on_nodes
 from distbench.cli.options import (
     PATH,
     Duration,
@@ -250,7 +250,9 @@ def run(
         raise UserError(f"{command} needs a SCENARIO; `distbench list` shows the shipped scenarios")
     request = Request(targets=scenarios, started_at=STARTED_AT, **of_request)
     num_ranks_before = _ranks_before(scenarios, links)
-    if where.nodes or where.launcher:
+    if links.fail_on_outlier and joined is None:
+        where = on_allocation(where)
+    if where.nodes or where.launcher or where.hosts is not None:
         sys.exit(run_on_nodes(request, where, dry_run, is_joined=joined is not None))
     refuse_without("--nodes", *vars(where))
     jobs = jobs_of(request, joined)

@@ -198,8 +198,9 @@ THRESHOLD = 0.2  # smaller slowdowns are not reported
 # This share of the ranks and pairs of a slow host, or of the pairs between two slow hosts, may have normal speed.
 MAX_LIKE_OTHERS = 0.1
 TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of normal values
-# Fit by least absolute deviations: the number of iterations, and the residual that is treated as 0.
-ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE = 20, 0.02, 1e-9
+# Fit by least absolute deviations: the number of iterations, the residual that is treated as 0, the ridge, and the
+# change of a weight that ends the iteration.
+ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE, CONVERGED = 20, 0.02, 1e-9, 0.1
 RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
 
 
@@ -219,9 +220,9 @@ def _of_hosts(links: LinkRun) -> Iterator[Effects]:
     """Compare each host's computing, over nearly all its ranks, with the median host (of two hosts: the faster
     host)."""
     names = list(dict.fromkeys(links.hosts))
-    for group in links.groups:
+    for group in (group for group in links.groups if group.quantity == COMPUTE and len(names) > 1):
         places = [[at for at, (rank, *_) in enumerate(group.members) if links.hosts[rank] == name] for name in names]
-        if group.quantity != COMPUTE or len(names) < 2 or min(map(len, places)) < MIN_RANKS_OF_HOST:
+        if min(map(len, places)) < MIN_RANKS_OF_HOST:
             continue
         logs = group.logs
         by_host = np.column_stack([logs[:, of_host].mean(axis=1) for of_host in places])
@@ -311,10 +312,12 @@ def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ra
     """
     # Three unknowns per pair: the effects of its two ranks and of its level.
     unknowns = np.column_stack([np.searchsorted(ranks, pairs), len(ranks) + np.asarray(levels)])
-    weights = np.ones(len(pairs))
+    weights, means = np.ones(len(pairs)), logs.mean(axis=0)
     for _ in range(ROUNDS_OF_FIT):
-        fitted = _fitted(logs.mean(axis=0, keepdims=True), unknowns, weights)[0]
-        weights = 1 / np.maximum(np.abs(logs.mean(axis=0) - fitted[unknowns].sum(axis=1)), LEAST_RESIDUAL)
+        fitted = _fitted(means[None], unknowns, weights)[0]
+        last, weights = weights, 1 / np.maximum(np.abs(means - fitted[unknowns].sum(axis=1)), LEAST_RESIDUAL)
+        if np.abs(weights / last - 1).max() < CONVERGED:
+            break
     return _fitted(logs, unknowns, weights)[:, : len(ranks)]
 
 
@@ -450,6 +453,8 @@ def losses_of(links: LinkRun) -> tuple[Loss, ...]:
     for (pair, _, _), segments in links.segments.items():
         if len(pair) == 2:
             pairs.setdefault(pair, []).append(segments)
+    if sum(again for parts in pairs.values() for _, again in parts) < LEAST_AGAIN:
+        return ()
     rest, found = {pair: _sum(parts) for pair, parts in pairs.items()}, []
     while True:
         of_rank: dict[int, list[Ranks]] = {}
@@ -472,7 +477,9 @@ def losses_of(links: LinkRun) -> tuple[Loss, ...]:
     losses = []
     for host in dict.fromkeys(links.hosts):
         of_host = tuple(rank for rank, name in enumerate(links.hosts) if name == host)
-        if len(of_host) > 1 and {(rank,) for rank in of_host} <= {*found}:
+        num_found = sum((rank,) in found for rank in of_host)
+        # All but one rank are in all pairs within a host.
+        if num_found > 1 and num_found >= len(of_host) - (len(of_host) >= MIN_LIKE):
             losses.append(_loss(HOST, of_host, links))
             found = [ranks for ranks in found if ranks[0] not in of_host or len(ranks) > 1]
     return (*losses, *(_loss(RANK if len(ranks) == 1 else LINK, ranks, links) for ranks in found))
@@ -521,7 +528,7 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     }
     explained = {(pair, outlier.quantity) for outlier in slow_hosts for pair in _pairs_of(outlier, links)}
     link_effects = [effects for group in links.groups for effects in _of_links(group, explained_ranks, explained)]
-    outliers = [*slow_hosts, *slow_ranks, *_named(link_effects, threshold, links)]
+    outliers = [*_by_host(slow_hosts, slow_ranks, links), *_named(link_effects, threshold, links)]
     outliers.sort(key=lambda outlier: -outlier.slowdown)
     return LinkVerdict(
         tuple(outliers),
@@ -537,6 +544,21 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
         ),
         losses=() if links.is_relative else losses_of(links),
     )
+
+
+def _by_host(slow_hosts: Sequence[Outlier], slow_ranks: Sequence[Outlier], links: LinkRun) -> Iterator[Outlier]:
+    """Yield slow hosts and ranks; a host with slow messages on nearly all its ranks replaces these ranks."""
+    yield from slow_hosts
+    of: dict[tuple[str, str], list[Outlier]] = {}
+    for outlier in slow_ranks:
+        of.setdefault((outlier.host, outlier.quantity), []).append(outlier)
+    for (host, quantity), parts in of.items():
+        ranks = tuple(rank for rank, name in enumerate(links.hosts) if name == host)
+        if quantity == COMPUTE or len(ranks) < MIN_RANKS_OF_HOST or len(parts) < (1 - MAX_LIKE_OTHERS) * len(ranks):
+            yield from parts
+        elif not any(outlier.ranks == ranks and outlier.quantity == quantity for outlier in slow_hosts):
+            middle = sorted(parts, key=lambda outlier: outlier.slowdown)[len(parts) // 2]
+            yield replace(middle, kind=HOST, ranks=ranks)
 
 
 def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:

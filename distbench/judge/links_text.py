@@ -1,5 +1,6 @@
 """Text and figures of a run's links: the verdict, the ranking, matrices of times and rates, heat maps."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -76,6 +77,21 @@ class LinksVerdict(NamedTuple):
     links: LinkRun
     verdict: LinkVerdict
 
+    @property
+    def word(self) -> str:
+        """FAIL, PASS or UNKNOWN."""
+        return "FAIL" if self.is_slow else "PASS" if self.is_conclusive else "UNKNOWN"
+
+    @property
+    def parts(self) -> tuple[Outlier | Loss, ...]:
+        """The slow and lossy ranks, hosts and links."""
+        return (*self.verdict.outliers, *self.verdict.losses)
+
+
+def slow_in(part: Outlier | Loss) -> str:
+    """Return what is slow in words; "packets" for lost packets."""
+    return "packets" if isinstance(part, Loss) else SLOW_IN[part.quantity]
+
 
 def link_lines(run: Run) -> Iterator[str]:
     """Yield the verdict for the first screen; no line for a run without links."""
@@ -118,24 +134,30 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
         if (before := link_run_of(earlier)) is None:
             raise UserError(f"{earlier.path.name} measured no links; give a run file of scenario links")
         links = relative_to(links, before)
+    return verdict_on(links, run.scenario, f"since {earlier.path.name}, " if earlier else "")
+
+
+def verdict_on(links: LinkRun, scenario: str = "links", since: str = "") -> LinksVerdict:
+    """Return the verdict on measured links; `since` begins its sentences."""
     verdict = verdict_of(links)
-    since = f"since {earlier.path.name}, " if earlier else ""
-    again = f"Next: distbench run {run.scenario} --passes {2 * max(verdict.num_passes, MIN_PASSES)}"
+    again = f"Next: distbench run {scenario} --passes {2 * max(verdict.num_passes, MIN_PASSES)}"
     if verdict.why_not:
         return LinksVerdict((f"UNKNOWN: {since}{verdict.why_not}",), False, False, again, links, verdict)
     slow = [sentence_of(part, links) for part in (*verdict.outliers, *verdict.losses)]
     sentences = listed(slow, MAX_NAMED, "; ")
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
     is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
-    heat_map = f"Next: distbench report {run.scenario} --page links.html   (heat map of all links)"
+    unmeasured = [] if links.is_relative else _unmeasured(links)
+    heat_map = f"Next: distbench report {scenario} --page links.html   (heat map of all links)"
     if sentences:
-        lines = f"FAIL: {since}{sentences}.", _detectable(verdict)
+        lines = f"FAIL: {since}{sentences}.", _detectable(verdict), *unmeasured
         return LinksVerdict(lines, True, is_conclusive, heat_map, links, verdict)
     checked = f"({verdict.num_compared} checked). {_detectable(verdict)}"
     if is_conclusive:
-        return LinksVerdict((f"PASS: {since}no slow rank or link {checked}",), False, True, heat_map, links, verdict)
+        lines = f"PASS: {since}no slow rank or link {checked}", *unmeasured
+        return LinksVerdict(lines, False, True, heat_map, links, verdict)
     if has_no_links:
-        earlier_run = f"Next: distbench run {run.scenario} --against RUN   (compares each link with an earlier run)"
+        earlier_run = f"Next: distbench run {scenario} --against RUN   (compares each link with an earlier run)"
         line = f"UNKNOWN: {since}too few links {checked}"
         return LinksVerdict((line,), False, False, earlier_run, links, verdict)
     why = f"too noisy to detect every rank or link that is {UNNOTICED:g}x slower"
@@ -154,6 +176,18 @@ def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
         was, is_now = (getattr(side.about.environment, name, None) for side in (earlier, run))
         if was and is_now and was != is_now:
             yield f"warning: {name.replace('_', ' ')} was {was} in the earlier run and is {is_now} now"
+
+
+def _unmeasured(links: LinkRun) -> Iterator[str]:
+    """Yield a warning if not all pairs of ranks were measured."""
+    pairs = {pair for group in links.groups if group.quantity == BANDWIDTH for pair in group.members}
+    num_ranks, met = len(links.hosts), Counter(rank for pair in pairs for rank in pair)
+    if missing := num_ranks * (num_ranks - 1) // 2 - len(pairs):
+        least = min(met[rank] for rank in range(num_ranks))
+        problem = (
+            f"{missing:,} of {missing + len(pairs):,} links were not measured (each rank met {least} or more others)"
+        )
+        yield f"warning: {problem}. Measure all with --set max_rounds={num_ranks}"
 
 
 def sentence_of(part: Outlier | Loss, links: LinkRun) -> str:

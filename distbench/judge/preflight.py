@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distbench.judge.links import BANDWIDTH, HOSTS, LINK, LinkRun, Loss, Outlier, Ranks
-from distbench.judge.links_text import SLOW_IN, LinksVerdict, sentence_of
+from distbench.judge.links_text import SLOW_IN, LinksVerdict, sentence_of, slow_in
 from distbench.records.exports import metric_lines
 from distbench.show.units import bandwidth_text
 from distbench.spec.printable_text import count_text
@@ -126,16 +126,16 @@ class Preflight:
         records = []
         for number, verdict in enumerate(self.verdicts):
             links = verdict.links
-            for part in (*verdict.verdict.outliers, *verdict.verdict.losses):
-                record = {"kind": part.kind, "ranks": list(part.ranks), "hosts": _unique(links, part.ranks)}
+            for part in verdict.parts:
+                record = {"kind": part.kind, "ranks": [*part.ranks], "hosts": _unique(links, part.ranks)}
+                record["slow_in"] = slow_in(part)
                 if links.devices:
                     record["devices"] = [links.devices[rank] for rank in part.ranks]
                 if isinstance(part, Loss):
                     sent, again = part.segments
-                    record |= {"slow_in": "packets", "interfaces": [*part.interfaces]}
-                    record |= {"segments": sent, "retransmitted": again}
+                    record |= {"interfaces": [*part.interfaces], "segments": sent, "retransmitted": again}
                 else:
-                    record |= {"slow_in": SLOW_IN[part.quantity], "level": part.level, "slowdown": part.slowdown}
+                    record |= {"level": part.level, "slowdown": part.slowdown}
                     record |= {"low": part.low, "high": part.high} | self._rates_of(part)
                 records.append(record | {"is_change": number > 0, "text": sentence_of(part, links)})
         for level in self.levels:
