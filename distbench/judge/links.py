@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import bdtrc, stdtr, stdtrit
 
 from distbench.records.run_file import Run
 from distbench.spec import UserError
@@ -195,6 +195,7 @@ def _columns(
 
 MIN_RANKS_OF_HOST, MIN_PAIRS_OF_HOST = 2, 3
 THRESHOLD = 0.2  # smaller slowdowns are not reported
+SLOW_SPREADS = 3  # a pass is slow if it exceeds the threshold by this many standard deviations of comparable items
 # This share of the ranks and pairs of a slow host, or of the pairs between two slow hosts, may have normal speed.
 MAX_LIKE_OTHERS = 0.1
 TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of normal values
@@ -205,7 +206,10 @@ RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
 
 
 class Effects(NamedTuple):
-    """Effects on items of one kind and quantity: logarithms of the time relative to the median of comparable items."""
+    """Effects on items of one kind and quantity: logarithms of the time relative to the median of comparable items.
+
+    `num_slow` is the number of passes in which the item was slow, `p_slow` the probability of as many by chance.
+    """
 
     kind: str
     quantity: str
@@ -214,6 +218,8 @@ class Effects(NamedTuple):
     center: Floats
     error: Floats
     freedom: float
+    num_slow: Floats
+    p_slow: Floats
 
 
 def _of_hosts(links: LinkRun) -> Iterator[Effects]:
@@ -366,7 +372,27 @@ def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...]
     # The errors already contain the scatter due to noise. The scatter of few items contains no information.
     scatter = max(spread**2 - float(np.median(variances)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
-    return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM)
+    num_slow, p_slow = _slow_passes(against, spread)
+    if quantity == LATENCY:
+        # A busy CPU delays the small messages of a rank in several passes.
+        p_slow = np.ones_like(p_slow)
+    return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM, num_slow, p_slow)
+
+
+def _slow_passes(against: Floats, spread: float) -> tuple[Floats, Floats]:
+    """Return each item's number of slow passes, and the probability of as many by chance, from the number of slow
+    passes of the other items. A link that is slow at times has a mean with a large error.
+
+    Args:
+        against: logarithms relative to comparable items, shape (passes, items).
+        spread: standard deviation of the items' means.
+    """
+    num_passes, num_items = against.shape
+    if num_items < MIN_LIKE:
+        return np.zeros(num_items), np.ones(num_items)
+    counts = (against > np.log1p(THRESHOLD) + SLOW_SPREADS * spread).sum(axis=0).astype(np.float64)
+    by_chance = (counts.sum() - counts + 1) / (num_passes * (num_items - 1) + 1)
+    return counts, np.where(counts > 0, bdtrc(counts - 1, num_passes, by_chance), 1.0)
 
 
 # Ranks, hosts and links that are slower than comparable items, with the slowdown and its significance.
@@ -390,6 +416,7 @@ class Outlier:
         quantity: the slow quantity.
         slowdown, low, high: time over the time of comparable items, and its 95 % interval.
         level: the level of the outlier's comparison group.
+        num_slow: number of passes in which the outlier was slow.
     """
 
     kind: str
@@ -400,6 +427,7 @@ class Outlier:
     low: float
     high: float
     level: str = ""
+    num_slow: int = 0
 
 
 @dataclass(frozen=True)
@@ -571,13 +599,15 @@ def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
 
 
 def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
-    """Return items with a slowdown significantly above the threshold, with Holm's correction."""
+    """Return items with a slowdown significantly above the threshold, with Holm's correction: in the mean of all
+    passes, or in more passes than by chance."""
     tests = [(effects, at) for effects in family for at in range(len(effects.members))]
     p = [
         stdtr(effects.freedom, (np.log1p(threshold) - effects.center) / np.maximum(effects.error, 1e-12))
         for effects in family
     ]
-    adjusted = holm(np.concatenate([*p, np.empty(0)]))
+    smaller_p = [np.minimum(2 * np.minimum(p_mean, of.p_slow), 1) for p_mean, of in zip(p, family, strict=True)]
+    adjusted = holm(np.concatenate([*smaller_p, np.empty(0)]))
     return [_outlier(*tests[test], links) for test in np.flatnonzero(adjusted <= LEVEL / NUM_FAMILIES).tolist()]
 
 
@@ -586,7 +616,8 @@ def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
     center, ranks = effects.center[at], effects.members[at]
     hosts = " and ".join(dict.fromkeys(links.hosts[rank] for rank in ranks))
     slowdown, low, high = np.exp([center, center - reach, center + reach]).tolist()
-    return Outlier(effects.kind, ranks, hosts, effects.quantity, slowdown, low, high, effects.level)
+    num_slow = int(effects.num_slow[at])
+    return Outlier(effects.kind, ranks, hosts, effects.quantity, slowdown, low, high, effects.level, num_slow)
 
 
 def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]:

@@ -19,6 +19,7 @@ from distbench.judge.links import (
     MIN_LIKE,
     MIN_PASSES,
     RANK,
+    THRESHOLD,
     LinkRun,
     LinkVerdict,
     Loss,
@@ -197,7 +198,9 @@ def sentence_of(part: Outlier | Loss, links: LinkRun) -> str:
     level = f" {part.level}" if part.level else ""
     slower = times_text(part.slowdown, f"other {PLURALS[part.kind]}", part.low, part.high)
     verb = "are" if part.kind == HOSTS else "is"
-    return f"{_name_of(part, links)} {verb} {slower} in {SLOW_IN[part.quantity]}{level}"
+    passes = min(len(group.times_s) for group in links.groups)
+    at_times = f" at times ({part.num_slow} of {passes} passes)" if part.low <= 1 + THRESHOLD else ""
+    return f"{_name_of(part, links)} {verb} {slower} in {SLOW_IN[part.quantity]}{level}{at_times}"
 
 
 def _detectable(verdict: LinkVerdict) -> str:

@@ -136,7 +136,9 @@ class Preflight:
                     record |= {"interfaces": [*part.interfaces], "segments": sent, "retransmitted": again}
                 else:
                     record |= {"level": part.level, "slowdown": part.slowdown}
-                    record |= {"low": part.low, "high": part.high} | self._rates_of(part)
+                    record |= {"low": part.low, "high": part.high, "num_slow_passes": part.num_slow} | self._rates_of(
+                        part
+                    )
                 records.append(record | {"is_change": number > 0, "text": sentence_of(part, links)})
         for level in self.levels:
             if level.slow:
