@@ -90,7 +90,7 @@ class LinksVerdict(NamedTuple):
 
 
 def slow_in(part: Outlier | Loss) -> str:
-    """Return what is slow in words; "packets" for lost packets."""
+    """Return the slow quantity in words; "packets" for lost packets."""
     return "packets" if isinstance(part, Loss) else SLOW_IN[part.quantity]
 
 
@@ -106,11 +106,13 @@ def loss_lines(run: Run) -> Iterator[str]:
     """Yield warnings about hosts that lose packets, if the verdict names no lossy part of them. TCP retransmits
     packets, so a lossy link may look fast."""
     links = link_run_of(run)
+    if links is None or losses_of(links):
+        return
     totals: dict[tuple[str, str], Segments] = {}
-    for (_, rank, interface), (sent, again) in links.segments.items() if links else ():
+    for (_, rank, interface), (sent, again) in links.segments.items():
         total = totals.get((links.hosts[rank], interface), (0, 0))
         totals[links.hosts[rank], interface] = total[0] + sent, total[1] + again
-    for (host, interface), segments in totals.items() if links and not losses_of(links) else ():
+    for (host, interface), segments in totals.items():
         if is_lossy(segments):
             yield (
                 f"warning: host {host} loses {_share_of(segments)} on {interface}. Run `ip -s link` and "
@@ -144,7 +146,8 @@ def verdict_on(links: LinkRun, scenario: str = "links", since: str = "") -> Link
     again = f"Next: distbench run {scenario} --passes {2 * max(verdict.num_passes, MIN_PASSES)}"
     if verdict.why_not:
         return LinksVerdict((f"UNKNOWN: {since}{verdict.why_not}",), False, False, again, links, verdict)
-    slow = [sentence_of(part, links) for part in (*verdict.outliers, *verdict.losses)]
+    parts: list[Outlier | Loss] = [*verdict.outliers, *verdict.losses]
+    slow = [sentence_of(part, links) for part in parts]
     sentences = listed(slow, MAX_NAMED, "; ")
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
     is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links

@@ -103,9 +103,9 @@ class Preflight:
         """Return a line per level with expected rates."""
         expected = [level for level in self.levels if level.expected is not None]
         return [
-            f"{'FAIL' if level.slow else 'PASS'}: {level.sentence(self.hardware)}"
-            + (f", of which {LEAST_SHARE:.0%} is required".replace("%", " %") if level.slow else "")
-            + "."
+            f"FAIL: {level.sentence(self.hardware)}, of which {100 * LEAST_SHARE:.0f} % is required."
+            if level.slow
+            else f"PASS: {level.sentence(self.hardware)}."
             for level in expected
         ]
 
@@ -113,12 +113,11 @@ class Preflight:
         """Return each host's state: GOOD, BAD (it has a cause) or UNKNOWN (it may have a cause, or the check is not
         conclusive)."""
         known = all(verdict.is_conclusive for verdict in self.verdicts)
-        states = dict.fromkeys(self.verdicts[0].links.hosts, GOOD if known else UNKNOWN)
-        for cause in self.causes():
-            for host in cause["hosts"]:
-                # A slow link between two hosts does not show which of them is at fault.
-                is_shared = len(cause["hosts"]) > 1
-                states[host] = states[host] if is_shared and states[host] == BAD else UNKNOWN if is_shared else BAD
+        hosts = (host for verdict in self.verdicts for host in verdict.links.hosts)
+        states = dict.fromkeys(hosts, GOOD if known else UNKNOWN)
+        # A slow link between two hosts does not show which of them is at fault.
+        for cause in sorted(self.causes(), key=lambda cause: len(cause["hosts"]) == 1):
+            states |= dict.fromkeys(cause["hosts"], BAD if len(cause["hosts"]) == 1 else UNKNOWN)
         return states
 
     def causes(self) -> list[dict[str, Any]]:
@@ -127,18 +126,16 @@ class Preflight:
         for number, verdict in enumerate(self.verdicts):
             links = verdict.links
             for part in verdict.parts:
-                record = {"kind": part.kind, "ranks": [*part.ranks], "hosts": _unique(links, part.ranks)}
-                record["slow_in"] = slow_in(part)
+                record: dict[str, Any] = {"kind": part.kind, "ranks": [*part.ranks]}
+                record |= {"hosts": _unique(links, part.ranks), "slow_in": slow_in(part)}
                 if links.devices:
                     record["devices"] = [links.devices[rank] for rank in part.ranks]
                 if isinstance(part, Loss):
                     sent, again = part.segments
                     record |= {"interfaces": [*part.interfaces], "segments": sent, "retransmitted": again}
                 else:
-                    record |= {"level": part.level, "slowdown": part.slowdown}
-                    record |= {"low": part.low, "high": part.high, "num_slow_passes": part.num_slow} | self._rates_of(
-                        part
-                    )
+                    record |= {"level": part.level, "slowdown": part.slowdown, "low": part.low, "high": part.high}
+                    record |= {"num_slow_passes": part.num_slow} | self._rates_of(part)
                 records.append(record | {"is_change": number > 0, "text": sentence_of(part, links)})
         for level in self.levels:
             if level.slow:
