@@ -1,4 +1,4 @@
-"""The hosts of `bench links` open, close and leave nothing; the other labs are in test_two_hosts and test_slurm."""
+"""The hosts of `bench preflight` open, close and leave nothing; the other labs are in test_two_hosts and test_slurm."""
 
 import subprocess
 import tempfile
