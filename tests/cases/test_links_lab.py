@@ -8,7 +8,7 @@ import pytest
 from processes import Children
 
 from benchmarks.cpu_limit import NoCpuLimit
-from benchmarks.links_lab import HOSTS, NUM_RANKS, PREFIX, Faults, address, links_lab
+from benchmarks.links_lab import HOSTS, NUM_RANKS, PREFIX, address, links_lab
 from benchmarks.two_host_lab import NoNamespaces
 
 LOOK = "import os, socket; print(socket.gethostname(), *os.sched_getaffinity(0)); os.system('ip -o -4 addr show eth')"
