@@ -45,14 +45,14 @@ class CpuLimit:
                 f"needs cgroups (here version {self._version}) that may be set ({error}){advice}"
             ) from error
 
-    def set(self, share: float | None) -> None:
+    def set(self, share: float | None, period_us: int = PERIOD_US) -> None:
         """So much of one CPU in each period; None for no limit."""
-        quota = None if share is None else round(share * PERIOD_US)
+        quota = None if share is None else round(share * period_us)
         if self._version == 1:
-            (self.folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self.folder / "cpu.cfs_period_us").write_text(str(period_us))
             (self.folder / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
         else:
-            (self.folder / "cpu.max").write_text(f"{'max' if quota is None else quota} {PERIOD_US}")
+            (self.folder / "cpu.max").write_text(f"{'max' if quota is None else quota} {period_us}")
 
 
 def _version(root: Path) -> int:

@@ -1,4 +1,4 @@
-"""Two hosts of four ranks each, whose cables and CPUs are limited as asked: what `bench links` launches.
+"""Two hosts of four ranks each, whose cables and CPUs have faults as asked: what `bench preflight` launches.
 
 Each rank has a network namespace, a virtual cable to one bridge, and that cable's rate; a host is a name and a CPU of
 its own, which its ranks share. A rank's CPU is limited by the kernel (`cpu_limit.py`). Processes are forked
@@ -13,20 +13,24 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.cpu_limit import CpuLimit
-from benchmarks.two_host_lab import ip
+from benchmarks.two_host_lab import NoNamespaces, ip
 
 NUM_RANKS, HOSTS = 8, ("a", "b")
 RANKS_PER_HOST = NUM_RANKS // len(HOSTS)
-BRIDGE, PREFIX = "dblinks", "dbl"
+BRIDGE, PREFIX = "dbpreflight", "dbp"
 # Megabits a second: little enough that two cores are not what limits the links.
 RATE = 400
+# Shorter than a burst of computing by a factor of ten, since a slow device is slow all the time.
+PERIOD_US = 10_000
 ROOT = Path(__file__).resolve().parent.parent
 FORK_SERVER = ROOT / "tests" / "processes"
 # What a rank and its command import.
@@ -35,42 +39,81 @@ CLONE_NEWUTS = 0x04000000  # sched.h
 LAUNCH_S, START_S = 300, 120
 
 
-class Lab:
-    """The lab while it stands; made by `links_lab`.
+@dataclass(frozen=True)
+class Faults:
+    """Faults of one launch; each field has ranks.
 
     Args:
-        pythons: of each rank, what starts a Python in its surroundings.
+        computes: half of a CPU.
+        cable: half of the rate each way.
+        one_way: half of the rate from the rank.
+        link: two ranks; half of the rate each way between them, the whole rate to all others.
+        lossy: one arriving packet in LOST_ONE_IN is lost.
+        flaps: a quarter of the rate in every second period of FLAP_S.
+        has_neighbour: whether another process uses each host's CPU at random times, half of the time.
+    """
+
+    computes: tuple[int, ...] = ()
+    cable: tuple[int, ...] = ()
+    one_way: tuple[int, ...] = ()
+    link: tuple[int, ...] = ()
+    lossy: tuple[int, ...] = ()
+    flaps: tuple[int, ...] = ()
+    has_neighbour: bool = False
+
+
+FLAP_S, LOST_ONE_IN = 1.0, 50
+# On and off for 0.1 to 1 s each.
+NEIGHBOUR = """
+import random, time
+while True:
+    until = time.monotonic() + random.uniform(0.1, 1)
+    while time.monotonic() < until:
+        pass
+    time.sleep(random.uniform(0.1, 1))
+"""
+
+
+class Lab:
+    """The open lab; made by `links_lab`.
+
+    Args:
+        pythons: of each rank, the command that starts a Python in its surroundings.
         limits: each rank's cgroup.
     """
 
     def __init__(self, pythons: Sequence[str], limits: Sequence[CpuLimit]) -> None:
         self._pythons, self._limits = pythons, limits
-        self._rates: dict[int, int] = {}
 
-    def slow_down(self, rank: int | None = None, link: int | None = None) -> None:
-        """Give a rank half of a CPU, or its cable half of the rate; all others have the whole."""
-        for one, limit in enumerate(self._limits):
-            limit.set(0.5 if one == rank else None)
-            rate = RATE // 2 if one == link else RATE
-            if self._rates.get(one) != rate:
-                self._shape(one, rate)
-
-    def _shape(self, rank: int, rate: int) -> None:
-        """Both ends of a rank's cable at that rate (Mbit/s): a token bucket each way."""
-        bucket = ("root", "tbf", "rate", f"{rate}mbit", "burst", "128kb", "latency", "200ms")
-        ip("qdisc", "replace", "dev", f"{PREFIX}{rank}h", *bucket, program="tc")
-        ip("-n", f"{PREFIX}{rank}", "qdisc", "replace", "dev", "eth", *bucket, program="tc")
-        self._rates[rank] = rate
+    @contextmanager
+    def faults(self, faults: Faults) -> Iterator[None]:
+        """Have these faults, until the end of the block, and no others."""
+        for rank, limit in enumerate(self._limits):
+            limit.set(0.5 if rank in faults.computes else None, PERIOD_US)
+            shape(rank, False, RATE // 2 if rank in (*faults.cable, *faults.one_way) else RATE)
+            shape(rank, True, RATE // 2 if rank in faults.cable else RATE)
+        if faults.link:
+            slow_link(*faults.link)
+        with ExitStack() as stack:
+            if faults.has_neighbour:
+                for host in range(len(HOSTS)):
+                    stack.enter_context(neighbour(host))
+            for rank in faults.flaps:
+                stack.enter_context(flapping(rank))
+            for rank in faults.lossy:
+                stack.callback(lose_packets, rank, 0)
+                lose_packets(rank, LOST_ONE_IN)
+            yield
 
     def python(self, rank: int, *words: str) -> list[str]:
         """Return the command that starts a Python where a rank is."""
         return [self._pythons[rank], *words]
 
-    def run(self, folder: Path, *words: str) -> None:
-        """`distbench run links` with further words on all ranks, whose run file is in a folder then.
+    def preflight(self, folder: Path, *words: str) -> dict[str, Any]:
+        """Return what `distbench preflight --json` with further words prints; its run file is in a folder then.
 
         Raises:
-            RuntimeError: it failed; with what the first rank said.
+            RuntimeError: it failed; with what the first rank printed.
         """
         log = folder / "said"
         with ExitStack() as stack:
@@ -80,8 +123,13 @@ class Lab:
             finally:
                 for process in processes:
                     process.kill()
-        if any(codes):
-            raise RuntimeError(f"the ranks ended with exit codes {codes}: {log.read_text()}")
+        printed = log.read_text()
+        if any(codes[1:]) or not printed.startswith("{"):
+            raise RuntimeError(f"the ranks ended with exit codes {codes}: {printed}")
+        record: dict[str, Any] = json.loads(printed)
+        if record["exit_code"] != codes[0]:
+            raise RuntimeError(f"the first rank ended with exit code {codes[0]} and printed {printed}")
+        return record
 
     def _rank(self, rank: int, folder: Path, log: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
         told = {
@@ -95,15 +143,107 @@ class Lab:
             "DISTBENCH_MACHINE": "lab",
             "PYTHONPATH": ROOT,
         }
-        command = [*self.python(rank, "-m", "distbench", "run", "links", "--mesh", f"tp={NUM_RANKS}")]
-        with (log if rank == 0 else Path(os.devnull)).open("ab") as output:
+        command = [*self.python(rank, "-m", "distbench", "preflight", "--mesh", f"tp={NUM_RANKS}")]
+        first = log, log.with_name("errors")
+        outputs = [path.open("ab") for path in (first if rank == 0 else (Path(os.devnull),) * 2)]
+        with outputs[0] as output, outputs[1] as errors:
             return subprocess.Popen(
-                [*command, "--results", str(folder), "--quiet", *words],
+                [*command, "--results", str(folder), "--json", *words],
                 env={**os.environ, **{name: str(value) for name, value in told.items()}},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=output,
+                stderr=errors,
             )
+
+
+def device(rank: int, is_to_rank: bool) -> tuple[str, ...]:
+    """The words of tc for one end of a rank's cable; the end in the rank's namespace sends from the rank."""
+    return ("dev", f"{PREFIX}{rank}h") if is_to_rank else ("dev", "eth")
+
+
+def tc(rank: int, is_to_rank: bool, *words: str) -> None:
+    """`tc` at one end of a rank's cable."""
+    ip(*(() if is_to_rank else ("-n", f"{PREFIX}{rank}")), *words, program="tc")
+
+
+def shape(rank: int, is_to_rank: bool, rate: int, verb: str = "add") -> None:
+    """One end of a rank's cable at that rate (Mbit/s) by a token bucket; "change" keeps its packets."""
+    end = device(rank, is_to_rank)
+    if verb == "add":
+        with suppress(NoNamespaces):  # an end without a qdisc
+            tc(rank, is_to_rank, "qdisc", "del", *end, "root")
+    bucket = ("tbf", "rate", f"{rate}mbit", "burst", "128kb", "latency", "200ms")
+    tc(rank, is_to_rank, "qdisc", verb, *end, "root", "handle", "1:", *bucket)
+
+
+def slow_link(first: int, second: int) -> None:
+    """Half of the rate between two ranks, each way, by a class of its own for the other's address."""
+    for rank, other in ((first, second), (second, first)):
+        end = device(rank, False)
+        tc(rank, False, "qdisc", "replace", *end, "root", "handle", "2:", "htb", "default", "1")
+        for number, rate in ((1, RATE), (2, RATE // 2)):
+            words = ("class", "add", *end, "parent", "2:", "classid", f"2:{number}", "htb", "rate", f"{rate}mbit")
+            tc(rank, False, *words, "burst", "128kb")
+        words = ("filter", "add", *end, "protocol", "ip", "parent", "2:", "u32", "match", "ip", "dst")
+        tc(rank, False, *words, f"{address(other)}/32", "flowid", "2:2")
+
+
+def lose_packets(rank: int, one_in: int) -> None:
+    """Lose one in so many packets that arrive at a rank; 0: none."""
+    script = Path(__file__).parent / "packet_loss.py"
+    ip("netns", "exec", f"{PREFIX}{rank}", sys.executable, str(script), str(one_in))
+
+
+@contextmanager
+def flapping(rank: int) -> Iterator[None]:
+    """A rank's cable with a quarter of the rate in every second period, until the end of the block."""
+    ended = threading.Event()
+
+    def flap() -> None:
+        rates = (RATE // 4, RATE)
+        while True:
+            for rate in rates:
+                shape(rank, False, rate, verb="change")
+                shape(rank, True, rate, verb="change")
+                if ended.wait(FLAP_S):
+                    return
+
+    thread = threading.Thread(target=flap)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def neighbour(host: int) -> Iterator[None]:
+    """A process that gets as much of a host's CPU as a rank, half of the time."""
+    limit = CpuLimit(f"{PREFIX}neighbour{host}")
+    process = subprocess.Popen([sys.executable, "-c", NEIGHBOUR])
+    try:
+        os.sched_setaffinity(process.pid, {cpu_of(host)})
+        (limit.folder / "cgroup.procs").write_text(str(process.pid))
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        remove(limit)
+
+
+def cpu_of(host: int) -> int:
+    """The CPU of a host."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return cpus[host % len(cpus)]
+
+
+def remove(limit: CpuLimit) -> None:
+    """Remove a cgroup; one with processes that have just ended needs a moment."""
+    for _ in range(20):
+        with suppress(OSError):
+            return limit.folder.rmdir()
+        time.sleep(0.05)
 
 
 def address(rank: int) -> str:
@@ -159,18 +299,16 @@ def cpu_limits() -> Iterator[list[CpuLimit]]:
         yield limits
     finally:
         for limit in limits:
-            with suppress(OSError):
-                limit.folder.rmdir()
+            remove(limit)
 
 
 @contextmanager
 def agents(folder: Path, limits: Sequence[CpuLimit]) -> Iterator[list[str]]:
     """For each rank a process that forks Pythons in its surroundings; what starts one there."""
-    cpus = sorted(os.sched_getaffinity(0))
     surroundings = []
     for rank, limit in enumerate(limits):
         host = rank // RANKS_PER_HOST
-        surroundings.append((str(folder / f"agent{rank}"), f"{PREFIX}{rank}", HOSTS[host], cpus[host % len(cpus)],
+        surroundings.append((str(folder / f"agent{rank}"), f"{PREFIX}{rank}", HOSTS[host], cpu_of(host),
                              str(limit.folder)))  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.links_lab", json.dumps(surroundings)],

@@ -7,6 +7,7 @@ Otherwise every rank would be as slow as the slowest rank.
 
 import contextlib
 import fcntl
+import math
 import os
 import socket
 import statistics
@@ -42,6 +43,7 @@ Segments = dict[str, tuple[int, int]]
 WITHIN, SAME_PLACE, ACROSS = "within a host", "across hosts, same local rank", "across hosts"
 Pairs = tuple[tuple[int, int], ...]
 TRIES = 3
+MAX_ROUNDS = 64
 RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products stay below 2^24, so that float32 is exact
 GROUP, MAX_PASSES = "links", 10
 DTYPE, PERIOD = "f32", 251
@@ -91,8 +93,12 @@ class LinkRound(NamedTuple):
     pairs: Pairs
 
 
-def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
+def link_rounds(hosts: Sequence[str], max_rounds: int = 0) -> list[LinkRound]:
     """Return rounds with every pair of ranks once; `hosts` has each rank's host.
+
+    If these were more than `max_rounds` (0: MAX_ROUNDS), each host meets only the binary logarithm of the number of
+    hosts, with all its ranks, so that doubling the hosts adds one meeting. Each rank then still meets ranks of several
+    hosts, so that slow ranks and hosts are found; a slow link between two ranks that do not meet is not.
 
     With one host or an even number of hosts, each with the same even number of ranks, N ranks need N - 1 rounds. Each
     round then has pairs of one level and includes all ranks, and each pair between two hosts shares the hosts' links
@@ -105,16 +111,24 @@ def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
     members, sizes = list(ranks_of.values()), {len(ranks) for ranks in ranks_of.values()}
     size, num_hosts = max(sizes, default=0), len(members)
     if len(sizes) > 1 or size % 2 * (size > 1) or num_hosts % 2 * (num_hosts > 1):
-        return [LinkRound("", pairs) for pairs in tournament(len(hosts))]
-    rounds = []
+        return [LinkRound("", pairs) for pairs in _spread(tournament(len(hosts)), max_rounds or MAX_ROUNDS)]
+    rounds, meetings_of_hosts = [], tournament(num_hosts)
     for places in tournament(size):
         pairs = tuple((ranks[a], ranks[b]) for ranks in members for a, b in places)
         rounds.append(LinkRound(WITHIN, pairs))
-    for meetings in tournament(num_hosts):
+    if len(rounds) + size * len(meetings_of_hosts) > (max_rounds or MAX_ROUNDS):
+        meetings_of_hosts = _spread(meetings_of_hosts, math.ceil(math.log2(num_hosts)))
+    for meetings in meetings_of_hosts:
         for shift in range(size):
             pairs = tuple((members[a][i], members[b][(i + shift) % size]) for a, b in meetings for i in range(size))
             rounds.append(LinkRound(ACROSS if shift else SAME_PLACE, pairs))
     return rounds
+
+
+def _spread(rounds: Sequence[Pairs], count: int) -> list[Pairs]:
+    """At most `count` rounds, at equal distances."""
+    count = min(count, len(rounds))
+    return [rounds[number * len(rounds) // count] for number in range(count)]
 
 
 def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -268,7 +282,7 @@ def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
         kind = context.device.type
         hosts = context.gather(os.uname().nodename)
         size_bytes = links.size_bytes or SIZE_BYTES.get(kind, SIZE_BYTES_ELSEWHERE)
-        for number, link_round in enumerate(link_rounds(hosts)):
+        for number, link_round in enumerate(link_rounds(hosts, links.max_rounds)):
             for size in (SMALL_BYTES, size_bytes):
                 yield _round_case(number, link_round, size, hosts, context)
         for mesh_dim in context.mesh_dims:

@@ -1,9 +1,10 @@
 """`distbench run --nodes`: its options, and the launchers by name."""
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,9 @@ class NodeOptions:
     """Nodes and launcher of a command."""
 
     nodes: int | None = option("--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Run on N nodes.")
+    hosts: str | None = option(
+        "--hosts", metavar="LIST|FILE", help="Run on these hosts: a,b, node[1-4], or a file with a host per line."
+    )
     launcher: str | None = option(
         "--launcher",
         type=PluginChoice("launchers", ("torchrun", "slurm", "torchx")),
@@ -62,18 +66,22 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
         UserError: the number of ranks is unknown or does not fit the mesh, or the launcher is not installed.
     """
     from distbench.launch import nodes, slurm
-    from distbench.records.machine import slug
-    from distbench.spec import find
+    from distbench.records.machine import accelerator_here, slug
+    from distbench.spec import find, format_mesh
     from distbench.spec.job import parse_choices, variants_of
+    from distbench.spec.mesh import mesh_size
 
     if is_joined:
-        raise UserError("--nodes does not work in a process that a launcher started; leave out --nodes")
-    num_nodes, launcher = where.nodes or 1, where.launcher or nodes.launcher_here()
+        name = "--hosts" if where.hosts else "--nodes"
+        raise UserError(f"{name} does not work in a process that a launcher started; leave out {name}")
+    hosts = nodes.hosts_of(where.hosts) if where.hosts is not None else []
+    if hosts and where.nodes not in (None, len(hosts)):
+        raise UserError(f"--hosts has {len(hosts)} hosts, but --nodes is {where.nodes}; leave out --nodes")
+    num_nodes, launcher = len(hosts) or where.nodes or 1, where.launcher or nodes.launcher_here()
     # An unknown scenario or axis is rejected before a job waits for nodes. An image of TorchX may have other files.
     entries = [entry for target in request.targets for entry in find(target)] if launcher != "torchx" else []
     if len(entries) == 1:  # with several scenarios, an axis may belong to some scenarios
         variants_of(entries[0], parse_choices(request.choices, entries[0].params), False)
-    device, ranks_per_node = _ranks_per_node(request, num_nodes, where.ranks_per_node)
     target = request.targets[0]
     name = Path(target.rpartition("::")[2]).stem if len(request.targets) == 1 else "run"
     try:
@@ -81,6 +89,16 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     except ValueError as error:
         problem = f"--launcher-args {where.launcher_args!r} is not valid shell syntax ({error})"
         raise UserError(f"{problem}; quote the words as for a shell") from error
+    extra = (*extra, *nodes.host_words(hosts, launcher, extra)) if hosts else extra
+    device_here, num_devices = accelerator_here()
+    device = request.device or device_here
+    if launcher == "slurm" and request.device is None and not num_devices and not any(map(ASKS_FOR_GPUS.match, extra)):
+        device, num_devices = _gpus_by_slurm(extra)
+    ranks_per_node = where.ranks_per_node or _ranks_per_node(request, num_nodes, device, num_devices)
+    if request.mesh and mesh_size(request.mesh) != num_nodes * ranks_per_node:
+        on_nodes = f"but {num_nodes} nodes of {ranks_per_node} ranks have {num_nodes * ranks_per_node}"
+        problem = f"--mesh {format_mesh(request.mesh)} has {mesh_size(request.mesh)} ranks, {on_nodes}"
+        raise UserError(f"{problem}; change --mesh or --ranks-per-node")
     launch = nodes.NodeLaunch(
         arguments=without_where(click.get_current_context().meta[ARGUMENTS]),
         num_nodes=num_nodes,
@@ -91,12 +109,6 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
         extra=extra,
         timeout_s=request.timeout_s,
     )
-    is_device_known = request.device or device != "cpu" or any(map(ASKS_FOR_GPUS.match, extra))
-    # If Slurm does not respond, nodes may also have GPUs.
-    if launcher == "slurm" and not is_device_known and (have_gpus := slurm.has_gpus()) is not False:
-        nodes_have = ", but nodes of this cluster have GPUs" if have_gpus else ""
-        problem = f"the job requests no GPUs, because this machine has no GPUs{nodes_have}"
-        say(f"distbench: warning: {problem}. Give --device ({ANY_ACCELERATOR}), or --device cpu", err=True)
     text_of, run = {
         "torchrun": (nodes.torchrun_lines, nodes.run_by_torchrun),
         "slurm": (slurm.slurm_text, slurm.run_by_slurm),
@@ -128,27 +140,52 @@ def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | None) -> tuple[str, int]:
-    """The type of device and the ranks per node, from the option, the mesh or the number of devices here."""
-    from distbench.records.machine import accelerator_here
+def _gpus_by_slurm(extra: Sequence[str]) -> tuple[str, int]:
+    """The type and number of devices per node by Slurm, on a host without devices, such as a login node."""
+    from distbench.launch import slurm
+
+    if count := slurm.gpus_of_allocation(os.environ):
+        return "gpu", count
+    counts = slurm.gpus_per_node(extra)
+    if counts is not None and len(counts) == 1 and "SLURM_JOB_ID" not in os.environ:
+        (count,) = counts
+        say(f"distbench: the job requests GPUs, since nodes have {count} GPUs; --device cpu requests none", err=True)
+        return "gpu", count
+    # If Slurm does not respond, nodes may also have GPUs.
+    if counts is None or counts:
+        nodes_have = ", but nodes of this cluster have GPUs" if counts else ""
+        problem = f"the job requests no GPUs, because this machine has no GPUs{nodes_have}"
+        say(f"distbench: warning: {problem}. Give --device ({ANY_ACCELERATOR}), or --device cpu", err=True)
+    return "cpu", 0
+
+
+def on_allocation(where: NodeOptions) -> NodeOptions:
+    """The options for all nodes of this shell's allocation by Slurm, if there is one and no options are given."""
+    from distbench.launch.nodes import allocated_hosts
+
+    hosts, here = allocated_hosts(os.environ), os.uname().nodename
+    is_here = len(hosts) == 1 and here.partition(".")[0] == hosts[0].partition(".")[0]
+    if where.nodes or where.hosts or where.launcher or is_here or not hosts:
+        return where
+    number = f"node {hosts[0]}" if len(hosts) == 1 else f"all {len(hosts)} nodes"
+    names = "" if len(hosts) == 1 else f": {os.environ['SLURM_JOB_NODELIST']}"
+    say(f"distbench: preflight on {number} of Slurm job {os.environ.get('SLURM_JOB_ID', '')}{names}", err=True)
+    return replace(where, nodes=len(hosts), launcher="slurm")
+
+
+def _ranks_per_node(request: "Request", num_nodes: int, device: str, num_devices: int) -> int:
+    """The ranks per node, from the mesh or the number of devices per node."""
     from distbench.spec import find, format_mesh
     from distbench.spec.mesh import mesh_size
 
-    device_here, num_devices = accelerator_here()
-    mesh, device = request.mesh, request.device or device_here
+    mesh = request.mesh
+    if not mesh and device != "cpu" and num_devices:
+        return num_devices
     meshes = [mesh] if mesh else [entry.mesh for target in request.targets for entry in find(target)]
     sizes = {mesh_size(target_mesh) for target_mesh in meshes}
-    if ranks_per_node is None and not mesh and device != "cpu" and num_devices:
-        ranks_per_node = num_devices
-    if ranks_per_node is None:
-        total = max(sizes)
-        if len(sizes) > 1 or total % num_nodes:
-            problem = f"{format_mesh(meshes[0])} has {total} ranks, which is not divisible by {num_nodes} nodes"
-            problem = problem if len(sizes) == 1 else "the scenarios have different numbers of ranks"
-            raise UserError(f"{problem}; give --ranks-per-node")
-        ranks_per_node = total // num_nodes
-    if mesh and mesh_size(mesh) != num_nodes * ranks_per_node:
-        on_nodes = f"but {num_nodes} nodes of {ranks_per_node} ranks have {num_nodes * ranks_per_node}"
-        problem = f"--mesh {format_mesh(mesh)} has {mesh_size(mesh)} ranks, {on_nodes}"
-        raise UserError(f"{problem}; change --mesh or --ranks-per-node")
-    return device, ranks_per_node
+    total = max(sizes)
+    if len(sizes) > 1 or total % num_nodes:
+        problem = f"{format_mesh(meshes[0])} has {total} ranks, which is not divisible by {num_nodes} nodes"
+        problem = problem if len(sizes) == 1 else "the scenarios have different numbers of ranks"
+        raise UserError(f"{problem}; give --ranks-per-node")
+    return total // num_nodes

@@ -15,7 +15,7 @@ import click
 
 from distbench.cli import STARTED_AT
 from distbench.cli.main import main, suite_of
-from distbench.cli.on_nodes import KeepsArguments, NodeOptions, run_on_nodes
+from distbench.cli.on_nodes import KeepsArguments, NodeOptions, on_allocation, run_on_nodes
 from distbench.cli.options import (
     PATH,
     Duration,
@@ -23,6 +23,7 @@ from distbench.cli.options import (
     dry_run_option,
     format_option,
     given,
+    make_folder,
     mesh_option,
     option,
     options_of,
@@ -36,6 +37,7 @@ from distbench.cli.options import (
     set_option,
     verbose_option,
     width_option,
+    write,
 )
 from distbench.records.run_file import MAX_PASSES
 from distbench.spec import Job, format_mesh
@@ -47,6 +49,7 @@ from distbench.spec.mesh import RANKS_PER_CPU, mesh_size
 from distbench.spec.printable_text import clean, count_text, cut
 
 if TYPE_CHECKING:
+    from distbench.judge.preflight import ExpectedRates
     from distbench.launch import JobOutcome
     from distbench.launch.rendezvous import Joined
     from distbench.records.run_file import Run
@@ -56,16 +59,15 @@ LIST_TIMEOUT_S = 600.0
 # Settings that an earlier run must share for the estimate of wall time.
 DECIDE_TIME = ("budget_s", "max_case_s", "max_samples", "iterations_per_sample", "check")
 MAX_REASON = 300  # characters
-# Exit codes of --fail-on-outlier, as those of `gate --strict`: an unknown outcome is not a success.
-SLOW, UNKNOWN = 1, 3
-ONLY_LINKS = "--fail-on-outlier and --against need scenario links, which {}; add links to the scenarios"
+ONLY_LINKS = "{} needs scenario links, which {}; add links to the scenarios"
 # Parameters that do not change the measurement: --resume accepts them.
-BESIDE_RESUME = ("resume", "form", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
+LINK_OPTIONS = ("fail_on_outlier", "against", "expect", "verdict_out")
+BESIDE_RESUME = ("resume", "form", "quiet", "scenarios", "yes", *LINK_OPTIONS)
 
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """Options of scenario links: an earlier run, and failure for a slow link."""
+    """Options of scenario links: failure for a slow link, an earlier run, expected rates, and files of the verdict."""
 
     fail_on_outlier: bool = option(
         "--fail-on-outlier",
@@ -76,6 +78,20 @@ class LinkOptions:
     against: Path | None = option(  # noqa: RUF009 - it makes a field
         "--against", type=PATH, metavar="RUN", help="Compare links with this earlier run."
     )
+    expect: str | None = option(
+        "--expect", metavar="HARDWARE", help="Compare the links' rates with this hardware (h100, or a file)."
+    )
+    verdict_out: Path | None = option(  # noqa: RUF009 - it makes a field
+        "--verdict-out",
+        type=PATH,
+        metavar="DIR",
+        help="Write good_hosts, bad_hosts, preflight.json and preflight.prom into this folder.",
+    )
+
+    @property
+    def given(self) -> str:
+        """Return the name of the first given option, "" without options."""
+        return next((f"--{name.replace('_', '-')}" for name in LINK_OPTIONS if getattr(self, name)), "")
 
 
 @dataclass
@@ -235,7 +251,9 @@ def run(
         raise UserError(f"{command} needs a SCENARIO; `distbench list` shows the shipped scenarios")
     request = Request(targets=scenarios, started_at=STARTED_AT, **of_request)
     num_ranks_before = _ranks_before(scenarios, links)
-    if where.nodes or where.launcher:
+    if links.fail_on_outlier and joined is None:
+        where = on_allocation(where)
+    if where.nodes or where.launcher or where.hosts is not None:
         sys.exit(run_on_nodes(request, where, dry_run, is_joined=joined is not None))
     refuse_without("--nodes", *vars(where))
     jobs = jobs_of(request, joined)
@@ -394,14 +412,16 @@ def _measure(
     if exit_code != INTERRUPTED and _is_first(joined) and (form == "json" or not silent):
         if show_paths:
             _show_paths(jobs, form)
-        elif form == "json":
+        elif form == "json" and (exit_code or not links.fail_on_outlier):
             click.echo(_json_of(jobs))
+        elif form == "json":
+            pass  # the verdict below
         else:
             show_summary(jobs, is_resumed)
     if missing := ending_of(click.get_current_context()).missing:
         say_once(f"distbench: error: {missing}")
-    if exit_code == 0 and _is_first(joined) and (links.fail_on_outlier or links.against):
-        code = links_code(jobs, links.against, silent or form == "json")
+    if exit_code == 0 and _is_first(joined) and links.given:
+        code = links_code(jobs, links, silent, form)
         exit_code = code if links.fail_on_outlier else 0
     sys.exit(exit_code)
 
@@ -543,11 +563,14 @@ def _ranks_before(targets: Sequence[str], links: LinkOptions) -> int | None:
     """The number of ranks of the run of --against, None without that option.
 
     Raises:
-        UserError: all scenarios are shipped and none measures links; or the run of --against cannot be read or has no
-        links.
+        UserError: all scenarios are shipped and none measures links; the run of --against cannot be read or has no
+            links; the hardware of --expect is unknown; or the folder of --verdict-out cannot be made.
     """
-    if not (links.against or links.fail_on_outlier):
+    if not links.given:
         return None
+    _expected(links)
+    if links.verdict_out:
+        make_folder(links.verdict_out, "--verdict-out")
     from distbench.judge.links import link_run_of
     from distbench.records.run_file import read_run
     from distbench.spec import find
@@ -556,7 +579,7 @@ def _ranks_before(targets: Sequence[str], links: LinkOptions) -> int | None:
     entries = [entry for target in targets for entry in find(target)]
     # The cases of a user's file are known only at run time.
     if entries and not any("links" in entry.tags or entry.file.parent != scenario_folder() for entry in entries):
-        raise UserError(ONLY_LINKS.format("is not among the given scenarios"))
+        raise UserError(ONLY_LINKS.format(links.given, "is not among the given scenarios"))
     if links.against is None:
         return None
     before = link_run_of(read_run(links.against))
@@ -573,30 +596,47 @@ def _require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
         raise UserError(f"--against: {problem}; give a run with the same ranks on each host, or another --mesh")
 
 
-def links_code(jobs: Sequence[Job], earlier_file: Path | None, silent: bool) -> int:
-    """Print slow links, and links that are slower than in an earlier run, if that run is given.
+def _expected(links: LinkOptions) -> "ExpectedRates | None":
+    """The rates of the hardware of --expect; those between two devices, else those of collectives."""
+    if not links.expect:
+        return None
+    from distbench.judge.preflight import BETWEEN, WITHIN, ExpectedRates
+    from distbench.simulate.hardware_file import hardware_of, hardware_record
+
+    hardware = hardware_of(*hardware_record(links.expect, "--expect"))
+    of_level = {
+        WITHIN: (hardware["node_base_s"], hardware["peer_bytes_per_s"]),
+        BETWEEN: (hardware["network_base_s"], hardware["network_bytes_per_s"]),
+    }
+    return ExpectedRates(hardware.name, of_level)
+
+
+def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str) -> int:
+    """Print slow links, links that are slower than in an earlier run, and rates below those of the hardware.
 
     Args:
         jobs: the measured jobs.
-        earlier_file: a run file.
+        links: the earlier run, the hardware, and the folder for the verdict, if given.
         silent: print only slow links and unknown outcomes, because no summary was shown.
+        form: "json" prints the verdict as JSON in addition, with --fail-on-outlier.
 
     Returns:
-        The exit code: SLOW if a rank or link is slow, UNKNOWN if a rank or link of half the speed could be undetected,
-        else 0.
+        The exit code: 1 if a rank or link is slow, 3 if a rank or link of half the speed could be undetected, else 0.
 
     Raises:
-        UserError: no links were measured, or the earlier run has other links.
+        UserError: no links were measured, the earlier run has other links, or a file cannot be written.
     """
     from distbench.judge.links_text import judged, link_hosts_note, loss_lines
+    from distbench.judge.preflight import EXIT_CODES, Preflight, level_rates
     from distbench.records.run_file import read_run
 
+    silent = silent or form == "json"
     runs = [read_run(Path(job.run_file)) for job in jobs if Path(job.run_file).exists()]
     of_links = [(run, verdict) for run in runs if (verdict := judged(run))]
     if not of_links:
-        raise UserError(ONLY_LINKS.format("has no results"))
-    verdicts = []
-    before = read_run(earlier_file) if earlier_file else None
+        raise UserError(ONLY_LINKS.format(links.given, "has no results"))
+    verdicts, expected = [], _expected(links)
+    before = read_run(links.against) if links.against else None
     for run, verdict in of_links:
         since = judged(run, before) if before else None
         for line in loss_lines(run) if silent else ():
@@ -607,6 +647,13 @@ def links_code(jobs: Sequence[Job], earlier_file: Path | None, silent: bool) -> 
             if judgement and silent and (judgement.is_slow or not judgement.is_conclusive):
                 say(judgement.lines[0], err=True)
         verdicts += [verdict, *([since] if since else [])]
-    if any(verdict.is_slow for verdict in verdicts):
-        return SLOW
-    return 0 if all(verdict.is_conclusive for verdict in verdicts) else UNKNOWN
+    levels = [level for _, verdict in of_links for level in level_rates(verdict.links, expected)]
+    preflight = Preflight(of_links[0][0].path.name, verdicts, levels, expected.name if expected else "")
+    for level, line in zip(levels, preflight.rate_lines(), strict=False):
+        if level.slow or not silent:
+            say(line, err=silent)
+    for name, content in preflight.files() if links.verdict_out else ():
+        write(Path(links.verdict_out or ".", name), content)
+    if form == "json" and links.fail_on_outlier:
+        click.echo(json.dumps(preflight.record(), indent=1))
+    return EXIT_CODES[preflight.verdict]

@@ -1,14 +1,14 @@
 """Detection of slow ranks, hosts and links: each item is compared with the median of comparable items, pass by pass."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import bdtrc, stdtr, stdtrit
 
 from distbench.records.run_file import Run
 from distbench.spec import UserError
@@ -19,7 +19,11 @@ from distbench.statistics.significance import POWER, PRIOR_FREEDOM, detectable_e
 LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
 SMALL_BYTES = 4096  # the time of messages up to this size is latency
 MIN_LIKE = 4  # an outlier needs at least this many comparable items
+# Retransmitted segments, as a share and as a number, above which packets are lost. A lost packet of a host with
+# segmentation offload counts as up to 45 segments.
+MAX_LOSS, LEAST_AGAIN = 0.001, 20
 Ranks = tuple[int, ...]
+Segments = tuple[int, int]  # sent, retransmitted
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,15 @@ class LinkRun:
         groups: the measured times, by quantity, level and size.
         devices: type and number of each rank's accelerator; empty for CPUs and if not recorded.
         is_relative: whether times are divided by the times of an earlier run.
-        segments: (host, interface) to the numbers of TCP segments sent and retransmitted in the first pass.
+        segments: (pair of the round or (), rank, interface) to the numbers of TCP segments that the rank sent and
+            retransmitted in the first pass.
     """
 
     hosts: tuple[str, ...]
     groups: tuple[ComparisonGroup, ...]
     devices: tuple[str, ...] = ()
     is_relative: bool = False
-    segments: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    segments: Mapping[tuple[Ranks, int, str], tuple[int, int]] = field(default_factory=dict)
 
 
 def link_run_of(run: Run) -> LinkRun | None:
@@ -93,16 +98,31 @@ def link_run_of(run: Run) -> LinkRun | None:
     return LinkRun(hosts, tuple(groups), devices, segments=_segments_of(cases, hosts)) if groups else None
 
 
-def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
-    """The TCP segments of each host's interfaces, summed over the host's ranks and all cases."""
-    totals: dict[tuple[str, str], tuple[int, int]] = {}
+def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[tuple[Ranks, int, str], Segments]:
+    """The TCP segments by pair, rank and interface, summed over the cases."""
+    totals: dict[tuple[Ranks, int, str], Segments] = {}
     for case in cases:
         by_rank = (case.get("counters") or {}).get("tcp_segments") or []
-        for host, interfaces in zip(hosts, by_rank, strict=False):
-            for interface, (sent, again) in interfaces.items():
-                total = totals.get((host, interface), (0, 0))
-                totals[host, interface] = (total[0] + sent, total[1] + again)
+        pairs = (case["case"].get("params") or {}).get("pairs") if by_rank else None
+        pair_of = {rank: tuple(pair) for pair in pairs or () for rank in pair}
+        for rank, interfaces in enumerate(by_rank[: len(hosts)]):
+            for interface, segments in interfaces.items():
+                key = pair_of.get(rank, ()), rank, interface
+                totals[key] = _sum((totals.get(key, (0, 0)), segments))
     return totals
+
+
+def _sum(parts: Iterable[Segments]) -> Segments:
+    sent, again = 0, 0
+    for part_sent, part_again in parts:
+        sent, again = sent + part_sent, again + part_again
+    return sent, again
+
+
+def is_lossy(segments: Segments) -> bool:
+    """Return whether so many segments were retransmitted that packets are lost."""
+    sent, again = segments
+    return again >= LEAST_AGAIN and again > MAX_LOSS * sent
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
@@ -175,16 +195,21 @@ def _columns(
 
 MIN_RANKS_OF_HOST, MIN_PAIRS_OF_HOST = 2, 3
 THRESHOLD = 0.2  # smaller slowdowns are not reported
+SLOW_SPREADS = 3  # a pass is slow if it exceeds the threshold by this many standard deviations of comparable items
 # This share of the ranks and pairs of a slow host, or of the pairs between two slow hosts, may have normal speed.
 MAX_LIKE_OTHERS = 0.1
 TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of normal values
-# Fit by least absolute deviations: the number of iterations, and the residual that is treated as 0.
-ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE = 20, 0.02, 1e-9
+# Fit by least absolute deviations: the number of iterations, the residual that is treated as 0, the ridge, and the
+# change of a weight that ends the iteration.
+ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE, CONVERGED = 20, 0.02, 1e-9, 0.1
 RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
 
 
 class Effects(NamedTuple):
-    """Effects on items of one kind and quantity: logarithms of the time relative to the median of comparable items."""
+    """Effects on items of one kind and quantity: logarithms of the time relative to the median of comparable items.
+
+    `num_slow` is the number of passes in which the item was slow, `p_slow` the probability of as many by chance.
+    """
 
     kind: str
     quantity: str
@@ -193,15 +218,17 @@ class Effects(NamedTuple):
     center: Floats
     error: Floats
     freedom: float
+    num_slow: Floats
+    p_slow: Floats
 
 
 def _of_hosts(links: LinkRun) -> Iterator[Effects]:
     """Compare each host's computing, over nearly all its ranks, with the median host (of two hosts: the faster
     host)."""
     names = list(dict.fromkeys(links.hosts))
-    for group in links.groups:
+    for group in (group for group in links.groups if group.quantity == COMPUTE and len(names) > 1):
         places = [[at for at, (rank, *_) in enumerate(group.members) if links.hosts[rank] == name] for name in names]
-        if group.quantity != COMPUTE or len(names) < 2 or min(map(len, places)) < MIN_RANKS_OF_HOST:
+        if min(map(len, places)) < MIN_RANKS_OF_HOST:
             continue
         logs = group.logs
         by_host = np.column_stack([logs[:, of_host].mean(axis=1) for of_host in places])
@@ -291,10 +318,12 @@ def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ra
     """
     # Three unknowns per pair: the effects of its two ranks and of its level.
     unknowns = np.column_stack([np.searchsorted(ranks, pairs), len(ranks) + np.asarray(levels)])
-    weights = np.ones(len(pairs))
+    weights, means = np.ones(len(pairs)), logs.mean(axis=0)
     for _ in range(ROUNDS_OF_FIT):
-        fitted = _fitted(logs.mean(axis=0, keepdims=True), unknowns, weights)[0]
-        weights = 1 / np.maximum(np.abs(logs.mean(axis=0) - fitted[unknowns].sum(axis=1)), LEAST_RESIDUAL)
+        fitted = _fitted(means[None], unknowns, weights)[0]
+        last, weights = weights, 1 / np.maximum(np.abs(means - fitted[unknowns].sum(axis=1)), LEAST_RESIDUAL)
+        if np.abs(weights / last - 1).max() < CONVERGED:
+            break
     return _fitted(logs, unknowns, weights)[:, : len(ranks)]
 
 
@@ -343,7 +372,27 @@ def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...]
     # The errors already contain the scatter due to noise. The scatter of few items contains no information.
     scatter = max(spread**2 - float(np.median(variances)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
-    return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM)
+    num_slow, p_slow = _slow_passes(against, spread)
+    if quantity == LATENCY:
+        # A busy CPU delays the small messages of a rank in several passes.
+        p_slow = np.ones_like(p_slow)
+    return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM, num_slow, p_slow)
+
+
+def _slow_passes(against: Floats, spread: float) -> tuple[Floats, Floats]:
+    """Return each item's number of slow passes, and the probability of as many by chance, from the number of slow
+    passes of the other items. A link that is slow at times has a mean with a large error.
+
+    Args:
+        against: logarithms relative to comparable items, shape (passes, items).
+        spread: standard deviation of the items' means.
+    """
+    num_passes, num_items = against.shape
+    if num_items < MIN_LIKE:
+        return np.zeros(num_items), np.ones(num_items)
+    counts = (against > np.log1p(THRESHOLD) + SLOW_SPREADS * spread).sum(axis=0).astype(np.float64)
+    by_chance = (counts.sum() - counts + 1) / (num_passes * (num_items - 1) + 1)
+    return counts, np.where(counts > 0, bdtrc(counts - 1, num_passes, by_chance), 1.0)
 
 
 # Ranks, hosts and links that are slower than comparable items, with the slowdown and its significance.
@@ -367,6 +416,7 @@ class Outlier:
         quantity: the slow quantity.
         slowdown, low, high: time over the time of comparable items, and its 95 % interval.
         level: the level of the outlier's comparison group.
+        num_slow: number of passes in which the outlier was slow.
     """
 
     kind: str
@@ -377,6 +427,24 @@ class Outlier:
     low: float
     high: float
     level: str = ""
+    num_slow: int = 0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank, host or link that loses packets, which TCP retransmits.
+
+    Args:
+        kind: RANK, HOST or LINK.
+        interfaces: interfaces that retransmitted the packets.
+        segments: TCP segments to and from the ranks, sent and retransmitted.
+    """
+
+    kind: str
+    ranks: Ranks
+    host: str
+    interfaces: tuple[str, ...]
+    segments: Segments
 
 
 @dataclass(frozen=True)
@@ -385,6 +453,7 @@ class LinkVerdict:
 
     Args:
         outliers: slowest first.
+        losses: most lossy first.
         num_compared: number of compared ranks, links and groups.
         num_passes: number of passes of the run.
         detectable: by quantity, the slowdown that is detected four times in five, as a ratio.
@@ -398,6 +467,62 @@ class LinkVerdict:
     detectable: dict[str, float]
     why_not: str = ""
     too_few: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
+
+
+def losses_of(links: LinkRun) -> tuple[Loss, ...]:
+    """Return the ranks, links and hosts that explain the lost packets; nothing if more than half of the ranks lose
+    packets, as in a congested network.
+
+    The most lossy rank is removed with its pairs until the other pairs lose no packets, because a lossy rank makes the
+    pairs of its partners lossy. A link is lossy instead if the rank's other pairs lose no packets.
+    """
+    pairs: dict[Ranks, list[Segments]] = {}
+    for (pair, _, _), segments in links.segments.items():
+        if len(pair) == 2:
+            pairs.setdefault(pair, []).append(segments)
+    if sum(again for parts in pairs.values() for _, again in parts) < LEAST_AGAIN:
+        return ()
+    rest, found = {pair: _sum(parts) for pair, parts in pairs.items()}, []
+    while True:
+        of_rank: dict[int, list[Ranks]] = {}
+        for pair in rest:
+            for rank in pair:
+                of_rank.setdefault(rank, []).append(pair)
+        totals = {rank: _sum(rest[pair] for pair in of_rank[rank]) for rank in of_rank}
+        lossy = [rank for rank in totals if is_lossy(totals[rank])]
+        if not lossy:
+            break
+        worst = max(lossy, key=lambda rank: totals[rank][1] / totals[rank][0])
+        link = max(of_rank[worst], key=lambda pair: rest[pair][1])
+        others = [pair for pair in of_rank[worst] if pair != link]
+        is_link = bool(others) and not is_lossy(_sum(rest[pair] for pair in others))
+        found.append(link if is_link else (worst,))
+        for pair in [link] if is_link else of_rank[worst]:
+            del rest[pair]
+    if len({rank for ranks in found for rank in ranks}) > len(links.hosts) / 2:
+        return ()
+    losses = []
+    for host in dict.fromkeys(links.hosts):
+        of_host = tuple(rank for rank, name in enumerate(links.hosts) if name == host)
+        num_found = sum((rank,) in found for rank in of_host)
+        # All but one rank are in all pairs within a host.
+        if num_found > 1 and num_found >= len(of_host) - (len(of_host) >= MIN_LIKE):
+            losses.append(_loss(HOST, of_host, links))
+            found = [ranks for ranks in found if ranks[0] not in of_host or len(ranks) > 1]
+    return (*losses, *(_loss(RANK if len(ranks) == 1 else LINK, ranks, links) for ranks in found))
+
+
+def _loss(kind: str, ranks: Ranks, links: LinkRun) -> Loss:
+    """A loss with the segments of all pairs of these ranks; of a link, of its pair."""
+    parts = {
+        key: segments
+        for key, segments in links.segments.items()
+        if len(key[0]) == 2 and (key[0] == ranks if kind == LINK else {*key[0]} & {*ranks})
+    }
+    interfaces = sorted({interface for (_, _, interface), (_, again) in parts.items() if again})
+    host = " and ".join(dict.fromkeys(links.hosts[rank] for rank in ranks))
+    return Loss(kind, ranks, host, tuple(interfaces), _sum(parts.values()))
 
 
 def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
@@ -431,7 +556,7 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     }
     explained = {(pair, outlier.quantity) for outlier in slow_hosts for pair in _pairs_of(outlier, links)}
     link_effects = [effects for group in links.groups for effects in _of_links(group, explained_ranks, explained)]
-    outliers = [*slow_hosts, *slow_ranks, *_named(link_effects, threshold, links)]
+    outliers = [*_by_host(slow_hosts, slow_ranks, links), *_named(link_effects, threshold, links)]
     outliers.sort(key=lambda outlier: -outlier.slowdown)
     return LinkVerdict(
         tuple(outliers),
@@ -445,7 +570,23 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
                 if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE
             )
         ),
+        losses=() if links.is_relative else losses_of(links),
     )
+
+
+def _by_host(slow_hosts: Sequence[Outlier], slow_ranks: Sequence[Outlier], links: LinkRun) -> Iterator[Outlier]:
+    """Yield slow hosts and ranks; a host with slow messages on nearly all its ranks replaces these ranks."""
+    yield from slow_hosts
+    of: dict[tuple[str, str], list[Outlier]] = {}
+    for outlier in slow_ranks:
+        of.setdefault((outlier.host, outlier.quantity), []).append(outlier)
+    for (host, quantity), parts in of.items():
+        ranks = tuple(rank for rank, name in enumerate(links.hosts) if name == host)
+        if quantity == COMPUTE or len(ranks) < MIN_RANKS_OF_HOST or len(parts) < (1 - MAX_LIKE_OTHERS) * len(ranks):
+            yield from parts
+        elif not any(outlier.ranks == ranks and outlier.quantity == quantity for outlier in slow_hosts):
+            middle = sorted(parts, key=lambda outlier: outlier.slowdown)[len(parts) // 2]
+            yield replace(middle, kind=HOST, ranks=ranks)
 
 
 def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
@@ -458,13 +599,15 @@ def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
 
 
 def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
-    """Return items with a slowdown significantly above the threshold, with Holm's correction."""
+    """Return items with a slowdown significantly above the threshold, with Holm's correction: in the mean of all
+    passes, or in more passes than by chance."""
     tests = [(effects, at) for effects in family for at in range(len(effects.members))]
     p = [
         stdtr(effects.freedom, (np.log1p(threshold) - effects.center) / np.maximum(effects.error, 1e-12))
         for effects in family
     ]
-    adjusted = holm(np.concatenate([*p, np.empty(0)]))
+    smaller_p = [np.minimum(2 * np.minimum(p_mean, of.p_slow), 1) for p_mean, of in zip(p, family, strict=True)]
+    adjusted = holm(np.concatenate([*smaller_p, np.empty(0)]))
     return [_outlier(*tests[test], links) for test in np.flatnonzero(adjusted <= LEVEL / NUM_FAMILIES).tolist()]
 
 
@@ -473,7 +616,8 @@ def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
     center, ranks = effects.center[at], effects.members[at]
     hosts = " and ".join(dict.fromkeys(links.hosts[rank] for rank in ranks))
     slowdown, low, high = np.exp([center, center - reach, center + reach]).tolist()
-    return Outlier(effects.kind, ranks, hosts, effects.quantity, slowdown, low, high, effects.level)
+    num_slow = int(effects.num_slow[at])
+    return Outlier(effects.kind, ranks, hosts, effects.quantity, slowdown, low, high, effects.level, num_slow)
 
 
 def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]:

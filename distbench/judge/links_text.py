@@ -1,5 +1,6 @@
 """Text and figures of a run's links: the verdict, the ranking, matrices of times and rates, heat maps."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,10 +19,15 @@ from distbench.judge.links import (
     MIN_LIKE,
     MIN_PASSES,
     RANK,
+    THRESHOLD,
     LinkRun,
     LinkVerdict,
+    Loss,
     Outlier,
+    Segments,
+    is_lossy,
     link_run_of,
+    losses_of,
     relative_to,
     verdict_of,
 )
@@ -40,8 +46,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Retransmitted segments, as a share and as a number, above which a host gets a warning about lost packets.
-MAX_LOSS, LEAST_AGAIN = 0.001, 20
 MAX_NAMED, MAX_MATRIX = 4, 16
 MAX_SHOWN = 10.0  # a larger detectable slowdown is reported as "too noisy"
 UNNOTICED = 2.0  # a check that cannot detect this slowdown is not conclusive
@@ -52,7 +56,7 @@ PLURALS = {RANK: "ranks", HOST: "hosts", HOSTS: "pairs of hosts", LINK: "links",
 Pair = tuple[int, int]
 
 
-def _name_of(outlier: Outlier, links: LinkRun) -> str:
+def _name_of(outlier: Outlier | Loss, links: LinkRun) -> str:
     """Return `rank 5 (on b)`, `host b`, `hosts a and b` or `link 2-7 (on a and b)`; for a rank also its accelerator."""
     if outlier.kind in (HOST, HOSTS):
         return f"{outlier.kind} {outlier.host}"
@@ -65,12 +69,29 @@ def _name_of(outlier: Outlier, links: LinkRun) -> str:
 
 class LinksVerdict(NamedTuple):
     """The verdict as sentences, whether a rank or link is slow, whether the check is conclusive, and the next
-    command."""
+    command; and what the verdict is about."""
 
     lines: tuple[str, ...]
     is_slow: bool
     is_conclusive: bool
     next_command: str
+    links: LinkRun
+    verdict: LinkVerdict
+
+    @property
+    def word(self) -> str:
+        """FAIL, PASS or UNKNOWN."""
+        return "FAIL" if self.is_slow else "PASS" if self.is_conclusive else "UNKNOWN"
+
+    @property
+    def parts(self) -> tuple[Outlier | Loss, ...]:
+        """The slow and lossy ranks, hosts and links."""
+        return (*self.verdict.outliers, *self.verdict.losses)
+
+
+def slow_in(part: Outlier | Loss) -> str:
+    """Return the slow quantity in words; "packets" for lost packets."""
+    return "packets" if isinstance(part, Loss) else SLOW_IN[part.quantity]
 
 
 def link_lines(run: Run) -> Iterator[str]:
@@ -82,15 +103,26 @@ def link_lines(run: Run) -> Iterator[str]:
 
 
 def loss_lines(run: Run) -> Iterator[str]:
-    """Yield warnings about hosts that lose packets. TCP retransmits packets, so a lossy link may look fast."""
+    """Yield warnings about hosts that lose packets, if the verdict names no lossy part of them. TCP retransmits
+    packets, so a lossy link may look fast."""
     links = link_run_of(run)
-    for (host, interface), (sent, again) in links.segments.items() if links else ():
-        if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
-            share = f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments retransmitted)"
+    if links is None or losses_of(links):
+        return
+    totals: dict[tuple[str, str], Segments] = {}
+    for (_, rank, interface), (sent, again) in links.segments.items():
+        total = totals.get((links.hosts[rank], interface), (0, 0))
+        totals[links.hosts[rank], interface] = total[0] + sent, total[1] + again
+    for (host, interface), segments in totals.items():
+        if is_lossy(segments):
             yield (
-                f"warning: host {host} loses {share} on {interface}. Run `ip -s link` and "
+                f"warning: host {host} loses {_share_of(segments)} on {interface}. Run `ip -s link` and "
                 f"`ethtool -S {interface}` on that host; check its cable and switch port"
             )
+
+
+def _share_of(segments: Segments) -> str:
+    sent, again = segments
+    return f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments retransmitted)"
 
 
 def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
@@ -105,25 +137,36 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
         if (before := link_run_of(earlier)) is None:
             raise UserError(f"{earlier.path.name} measured no links; give a run file of scenario links")
         links = relative_to(links, before)
+    return verdict_on(links, run.scenario, f"since {earlier.path.name}, " if earlier else "")
+
+
+def verdict_on(links: LinkRun, scenario: str = "links", since: str = "") -> LinksVerdict:
+    """Return the verdict on measured links; `since` begins its sentences."""
     verdict = verdict_of(links)
-    since = f"since {earlier.path.name}, " if earlier else ""
-    again = f"Next: distbench run {run.scenario} --passes {2 * max(verdict.num_passes, MIN_PASSES)}"
+    again = f"Next: distbench run {scenario} --passes {2 * max(verdict.num_passes, MIN_PASSES)}"
     if verdict.why_not:
-        return LinksVerdict((f"UNKNOWN: {since}{verdict.why_not}",), False, False, again)
-    sentences = listed([_sentence_of(outlier, links) for outlier in verdict.outliers], MAX_NAMED, "; ")
+        return LinksVerdict((f"UNKNOWN: {since}{verdict.why_not}",), False, False, again, links, verdict)
+    parts: list[Outlier | Loss] = [*verdict.outliers, *verdict.losses]
+    slow = [sentence_of(part, links) for part in parts]
+    sentences = listed(slow, MAX_NAMED, "; ")
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
     is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
-    heat_map = f"Next: distbench report {run.scenario} --page links.html   (heat map of all links)"
+    unmeasured = [] if links.is_relative else _unmeasured(links)
+    heat_map = f"Next: distbench report {scenario} --page links.html   (heat map of all links)"
     if sentences:
-        return LinksVerdict((f"FAIL: {since}{sentences}.", _detectable(verdict)), True, is_conclusive, heat_map)
+        lines = f"FAIL: {since}{sentences}.", _detectable(verdict), *unmeasured
+        return LinksVerdict(lines, True, is_conclusive, heat_map, links, verdict)
     checked = f"({verdict.num_compared} checked). {_detectable(verdict)}"
     if is_conclusive:
-        return LinksVerdict((f"PASS: {since}no slow rank or link {checked}",), False, True, heat_map)
+        lines = f"PASS: {since}no slow rank or link {checked}", *unmeasured
+        return LinksVerdict(lines, False, True, heat_map, links, verdict)
     if has_no_links:
-        earlier_run = f"Next: distbench run {run.scenario} --against RUN   (compares each link with an earlier run)"
-        return LinksVerdict((f"UNKNOWN: {since}too few links {checked}",), False, False, earlier_run)
+        earlier_run = f"Next: distbench run {scenario} --against RUN   (compares each link with an earlier run)"
+        line = f"UNKNOWN: {since}too few links {checked}"
+        return LinksVerdict((line,), False, False, earlier_run, links, verdict)
     why = f"too noisy to detect every rank or link that is {UNNOTICED:g}x slower"
-    return LinksVerdict((f"UNKNOWN: {since}{why} {checked}",), False, False, f"{again}   (on an idle machine)")
+    line, again = f"UNKNOWN: {since}{why} {checked}", f"{again}   (on an idle machine)"
+    return LinksVerdict((line,), False, False, again, links, verdict)
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
@@ -139,12 +182,28 @@ def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
             yield f"warning: {name.replace('_', ' ')} was {was} in the earlier run and is {is_now} now"
 
 
-def _sentence_of(outlier: Outlier, links: LinkRun) -> str:
-    """`rank 5 is 2.01x slower than other ranks (95 % CI 1.9-2.12x) in large messages`."""
-    level = f" {outlier.level}" if outlier.level else ""
-    slower = times_text(outlier.slowdown, f"other {PLURALS[outlier.kind]}", outlier.low, outlier.high)
-    verb = "are" if outlier.kind == HOSTS else "is"
-    return f"{_name_of(outlier, links)} {verb} {slower} in {SLOW_IN[outlier.quantity]}{level}"
+def _unmeasured(links: LinkRun) -> Iterator[str]:
+    """Yield a warning if not all pairs of ranks were measured."""
+    pairs = {pair for group in links.groups if group.quantity == BANDWIDTH for pair in group.members}
+    num_ranks, met = len(links.hosts), Counter(rank for pair in pairs for rank in pair)
+    if missing := num_ranks * (num_ranks - 1) // 2 - len(pairs):
+        least = min(met[rank] for rank in range(num_ranks))
+        problem = (
+            f"{missing:,} of {missing + len(pairs):,} links were not measured (each rank met {least} or more others)"
+        )
+        yield f"warning: {problem}. Measure all with --set max_rounds={num_ranks}"
+
+
+def sentence_of(part: Outlier | Loss, links: LinkRun) -> str:
+    """Return `rank 5 is 2.01x slower than other ranks (95 % CI 1.9-2.12x) in large messages`, or the lost packets."""
+    if isinstance(part, Loss):
+        return f"{_name_of(part, links)} loses {_share_of(part.segments)} on {', '.join(part.interfaces)}"
+    level = f" {part.level}" if part.level else ""
+    slower = times_text(part.slowdown, f"other {PLURALS[part.kind]}", part.low, part.high)
+    verb = "are" if part.kind == HOSTS else "is"
+    passes = min(len(group.times_s) for group in links.groups)
+    at_times = f" at times ({part.num_slow} of {passes} passes)" if part.low <= 1 + THRESHOLD else ""
+    return f"{_name_of(part, links)} {verb} {slower} in {SLOW_IN[part.quantity]}{level}{at_times}"
 
 
 def _detectable(verdict: LinkVerdict) -> str:

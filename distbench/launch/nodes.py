@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distbench.launch.rendezvous import require_host, require_own, why_no_answer
+from distbench.launch.rendezvous import expand_hosts, require_host, require_own, why_no_answer
 from distbench.processes import start_supervised, stop_supervised
 from distbench.spec import UserError
-from distbench.spec.printable_text import cut
+from distbench.spec.file_io import read_text
+from distbench.spec.printable_text import cut, listed
 
 END_TIMEOUT_S = 15.0  # time in which ranks complete their run files
 # Options that --nodes and --ranks-per-node replace: long name to short name.
@@ -26,7 +28,7 @@ COUNTS = {
     "torchx": {"--j": "-j"},
 }
 OWN_COUNTS = "--nodes and --ranks-per-node set the number of nodes and ranks; leave out this option"
-PORT = 29500
+PORT, MAX_NAMED = 29500, 4
 # torchrun determines this node's rank from one of these options.
 _NODE_OPTIONS = ("node-rank", "rdzv-endpoint")
 # Seconds after which a waiting node prints a line, since torchrun waits for minutes without output.
@@ -68,6 +70,62 @@ class NodeLaunch:
 def launcher_here() -> str:
     """Return "slurm" if Slurm's commands are installed, else "torchrun"."""
     return "slurm" if shutil.which("sbatch") else "torchrun"
+
+
+def hosts_of(text: str) -> list[str]:
+    """Return the hosts of --hosts: a list, or a file with one host (`host`, `host slots=8`, `host:8`) per line.
+
+    Raises:
+        UserError: the file cannot be read, or the list is not valid.
+    """
+    where = "--hosts"
+    is_file = "/" in text
+    with contextlib.suppress(OSError):  # too long for a path
+        is_file = is_file or Path(text).is_file()
+    if is_file:
+        lines = [line.partition("#")[0].split() for line in read_text(Path(text), "host list").splitlines()]
+        where, text = f"host list {text}", ",".join(re.sub(r":\d+$", "", words[0]) for words in lines if words)
+    try:
+        return expand_hosts(text)
+    except ValueError as error:
+        raise UserError(
+            f"{where} cannot be used: {error}; give node1,node2, node[1-4], or a file with hosts"
+        ) from error
+
+
+def host_words(hosts: Sequence[str], launcher: str, extra: Sequence[str]) -> tuple[str, ...]:
+    """Return the launcher's arguments for these hosts, in addition to `extra`.
+
+    Raises:
+        UserError: this allocation of Slurm does not include all hosts, or for torchrun, the hosts do not include this
+            host.
+    """
+    if launcher == "slurm":
+        allocated = allocated_hosts(os.environ)
+        if others := [host for host in hosts if allocated and host not in allocated]:
+            problem = f"--hosts has {listed(others, MAX_NAMED)}, but Slurm job {os.environ.get('SLURM_JOB_ID')} has"
+            raise UserError(f"{problem} {listed(allocated, MAX_NAMED)}; give hosts of this job")
+        return (f"--nodelist={','.join(hosts)}",)
+    if launcher != "torchrun":
+        raise UserError(f"--hosts does not work with --launcher {launcher}; give --nodes {len(hosts)}")
+    if len(hosts) == 1 or any(name in _options(extra) for name in _NODE_OPTIONS):
+        return ()
+    here = os.uname().nodename
+    names = [here, here.partition(".")[0]]
+    rank = next((at for at, host in enumerate(hosts) if host in names or host.partition(".")[0] == here), None)
+    if rank is None:
+        problem = f"--hosts has {listed(hosts, MAX_NAMED)}, but this host is {here}"
+        raise UserError(f"{problem}; start the same command on each of these hosts, or give a list with {here}")
+    address = () if address_in(extra) else ("--master-addr", hosts[0])
+    return ("--node-rank", str(rank), *address)
+
+
+def allocated_hosts(environ: Mapping[str, str]) -> list[str]:
+    """Return the hosts of this shell's allocation by Slurm; nothing outside of an allocation."""
+    try:
+        return expand_hosts(environ.get("SLURM_JOB_NODELIST", ""))
+    except ValueError:
+        return []
 
 
 def require_program(name: str, launcher: str, advice: str, path: str | None = None) -> None:

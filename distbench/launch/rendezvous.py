@@ -1,13 +1,15 @@
 """Rendezvous: detect whether torchrun or srun started this process as a rank, and check the ranks' address."""
 
 import contextlib
+import itertools
+import math
 import os
 import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from distbench.spec.printable_text import printable
 
 # Below Linux's ephemeral ports (ip_local_port_range).
 FIRST_PORT, NUM_PORTS, PORTS_A_STEP = 20_000, 10_000, 101
-MAX_NODES = 1 << 16
+MAX_NODES, MAX_DIGITS, MAX_SHOWN = 1 << 16, 9, 60
+HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,43 @@ def tasks_on_node(environ: Mapping[str, str]) -> int:
 
 def first_host(nodelist: str) -> str:
     """Return the first host of a Slurm node list: `"gpu03"` for `"gpu[03-07,9],x1"`."""
-    match = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
-    return re.sub(r"\[([^,\]-]*)[^\]]*\]", r"\1", match[0]) if match else nodelist
+    try:
+        return expand_hosts(nodelist)[0]
+    except ValueError:
+        return nodelist
+
+
+def expand_hosts(nodelist: str) -> list[str]:
+    """Return the hosts of a Slurm node list, each once: gpu03, gpu04, x1 for `"gpu[03-04],x1"`.
+
+    Raises:
+        ValueError: the list is empty or not valid, or has more than MAX_NODES hosts; the message is a clause.
+    """
+    parts = re.findall(r"(?:[^,\[\]\s]|\[[^\[\]\s]*\])+", nodelist)
+    if "".join(parts) != re.sub(r",(?![^\[]*\])|\s", "", nodelist) or not parts:
+        raise ValueError(f"{nodelist[:MAX_SHOWN]!r} is not a list of hosts such as node1,node2 or node[1-4]")
+    hosts: dict[str, None] = {}
+    for part in parts:
+        pieces = re.split(r"\[(.*?)\]", part)
+        choices = [list(_numbers(piece)) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        if math.prod(map(len, choices)) + len(hosts) > MAX_NODES:
+            raise ValueError(f"{part} and the other hosts are more than {MAX_NODES:,}")
+        hosts.update(dict.fromkeys(map("".join, itertools.product(*choices))))
+    if invalid := next((host for host in hosts if not HOST_NAME.fullmatch(host)), None):
+        raise ValueError(f"{invalid!r} is not the name of a host")
+    return list(hosts)
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    """The numbers of `03-05,9`, with leading zeros."""
+    for text in ranges.split(","):
+        low, is_range, high = text.partition("-")
+        high = high if is_range else low
+        if not (low.isascii() and low.isdecimal() and high.isascii() and high.isdecimal()) or len(high) > MAX_DIGITS:
+            raise ValueError(f"[{ranges[:MAX_SHOWN]}] is not a range such as [1-4,7]")
+        if not int(low) <= int(high) < int(low) + MAX_NODES:
+            raise ValueError(f"[{ranges}] descends, or has more than {MAX_NODES:,} hosts")
+        yield from (f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1))
 
 
 def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> list[str]:

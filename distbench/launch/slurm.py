@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,8 @@ WHY = {
     "PREEMPTED": "another job took its nodes",
 }
 PENDING = "PENDING"
+# The partition in sbatch's arguments, and the GPUs in a node's generic resources, such as gpu:h100:8(S:0-1).
+PARTITION, GPUS = re.compile(r"(?:^| )(?:-p ?|--partition[= ])(\S+)"), re.compile(r"\bgpu(?::[\w.-]+)?:(\d+)")
 FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StartTime)=([^\s,]*(?:, ?[^\s,]+)*)")
 
 
@@ -145,10 +147,23 @@ def slurm_text(launch: NodeLaunch) -> str:
     return " ".join([*variables, shlex.join(srun_words(launch))])
 
 
-def has_gpus() -> bool | None:
-    """Return whether a node of this cluster has GPUs; None if Slurm does not respond within AT_ONCE_S seconds."""
-    code, output, _ = ask_slurm("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)
-    return None if code else "gpu" in output.lower()
+def gpus_per_node(extra: Sequence[str]) -> set[int] | None:
+    """Return the numbers of GPUs of this cluster's nodes with GPUs, in the partition of `extra`, sbatch's arguments.
+
+    None if Slurm does not respond within AT_ONCE_S seconds.
+    """
+    partition = PARTITION.search(" ".join(extra))
+    words = [f"--partition={partition[1]}"] if partition else []
+    code, output, _ = ask_slurm("sinfo", "--noheader", "--format=%G", *words, timeout_s=AT_ONCE_S)
+    counts = {sum(map(int, GPUS.findall(line))) for line in output.lower().splitlines()}
+    return None if code else counts - {0}
+
+
+def gpus_of_allocation(environ: Mapping[str, str]) -> int:
+    """Return the number of GPUs per node of this allocation; 0 if unknown."""
+    text = environ.get("SLURM_GPUS_ON_NODE") or environ.get("SLURM_GPUS_PER_NODE") or ""
+    count = text.rpartition(":")[2]
+    return int(count) if count.isascii() and count.isdecimal() else 0
 
 
 def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:

@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,13 +184,27 @@ def openmetrics(paths: Sequence[Path]) -> str:
     rows = [*{(row["scenario"], row["mesh"], row["id"]): row for row in _rows_of(paths)[0]}.values()]
     lines = []
     for name, (column, unit, factor, text) in OPENMETRICS.items():
-        values = [(_labels(row), float(row[column])) for row in rows]
-        samples = [f"{name}{{{labels}}} {value * factor:.9g}" for labels, value in values if math.isfinite(value)]
-        if samples:
-            lines += [f"# TYPE {name} gauge", f"# UNIT {name} {unit}", f"# HELP {name} {text}", *samples]
-    correct = [f"{OK_METRIC}{{{_labels(row)}}} {int(row['status'] == 'ok')}" for row in rows]
-    lines += [f"# TYPE {OK_METRIC} gauge", f"# HELP {OK_METRIC} 1 if the case is correct, else 0.", *correct]
+        values = [(_labels(row), float(row[column]) * factor) for row in rows]
+        lines += metric_lines(name, text, [sample for sample in values if math.isfinite(sample[1])], unit)
+    correct = [(_labels(row), float(row["status"] == "ok")) for row in rows]
+    lines += metric_lines(OK_METRIC, "1 if the case is correct, else 0.", correct)
     return "\n".join([*lines, "# EOF", ""])
+
+
+def metric_lines(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]], unit: str = "") -> list[str]:
+    """Return the lines of one OpenMetrics gauge; no line without samples.
+
+    Args:
+        name, text: the metric's name, which ends with its unit, and its help.
+        samples: labels and value of each sample.
+    """
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    lines = []
+    for labels, value in samples:
+        label_text = ",".join(f'{label}="{word.translate(escapes)}"' for label, word in labels.items())
+        lines.append(f"{name}{{{label_text}}} {value:.9g}" if labels else f"{name} {value:.9g}")
+    units = [f"# UNIT {name} {unit}"] if unit else []
+    return [f"# TYPE {name} gauge", *units, f"# HELP {name} {text}", *lines] if lines else []
 
 
 OK_METRIC = "distbench_case_ok"
@@ -205,9 +219,8 @@ OPENMETRICS = {
 LABELS = ("scenario", "mesh", "id", "machine", "backend")
 
 
-def _labels(row: "Row") -> str:
-    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    return ",".join(f'{"case" if name == "id" else name}="{_word(row[name]).translate(escapes)}"' for name in LABELS)
+def _labels(row: "Row") -> dict[str, str]:
+    return {"case" if name == "id" else name: _word(row[name]) for name in LABELS}
 
 
 def parquet(paths: Sequence[Path]) -> bytes:

@@ -128,11 +128,13 @@ class Links(Declared):
         size_bytes: size of a large message; 0 for a default that suits the device.
         matmul_size: rows and columns of each rank's matrix product; 0 for a default that suits the device.
         burst_s: seconds of a burst of computing. A burst covers some periods of CPU limits, which are 0.1 s each.
+        max_rounds: number of rounds of pairs up to which every pair is measured; 0 for 64, which suffice for 64 ranks.
     """
 
     size_bytes: int = 0
     matmul_size: int = 0
     burst_s: float = 0.25
+    max_rounds: int = 0
 
 
 @dataclass(frozen=True)

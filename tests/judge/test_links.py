@@ -270,14 +270,39 @@ def test_what_cannot_be_told_is_said() -> None:
     assert second.startswith("Detectable: slowdowns of ")
 
 
-def test_an_interface_that_sends_segments_again_has_a_warning() -> None:
-    run = made_up(1, {})
-    for case in run.cases[:6]:
-        of_a, of_b = {"eth0": [1000, 0], "eth1": [500, 0]}, {"eth0": [1000, 0], "eth1": [500, 5]}
-        case["counters"] = {"tcp_segments": [of_a] * 4 + [of_b] * 4}
-    warning, *_ = link_lines(run)
-    share = "1.0 % of its packets (120 of 12,000 TCP segments retransmitted)"
-    assert warning.startswith(f"warning: host b loses {share} on eth1. Run ")
+def with_segments(again: dict[tuple[int, int], int], hosts: list[str] = HOSTS) -> Run:
+    """A run of which each rank sent 1000 segments per round, and both ranks of a pair retransmitted `again` on eth1."""
+    run = made_up(1, {}, hosts)
+    for case in run.cases:
+        pairs = [tuple(pair) for pair in case["case"]["params"].get("pairs") or ()]
+        of = {rank: again.get(pair, 0) for pair in pairs for rank in pair}
+        segments = [{"eth0": [400, 0], "eth1": [600, of.get(rank, 0)]} for rank in range(len(hosts))]
+        case["counters"] = {"tcp_segments": segments} if pairs else {}
+    return run
+
+
+@pytest.mark.parametrize(
+    ("lossy", "named"),
+    [
+        ([pair for pair in itertools.combinations(range(8), 2) if 5 in pair], "rank 5 (on b)"),
+        ([(2, 7)], "link 2-7 (on a and b)"),
+        ([pair for pair in itertools.combinations(range(8), 2) if pair[1] >= 4], "host b"),
+        ([pair for pair in itertools.combinations(range(8), 2) if {1, 6} & {*pair}], "rank 1 (on a)"),
+    ],
+)
+def test_a_rank_a_link_and_a_host_that_lose_packets_fail(lossy: list[tuple[int, int]], named: str) -> None:
+    verdict = judged(with_segments(dict.fromkeys(lossy, 30)))
+    assert verdict and verdict.is_slow
+    sentences = verdict.lines[0].removeprefix("FAIL: ").split("; ")
+    assert any(sentence.startswith(f"{named} loses ") and "on eth1" in sentence for sentence in sentences)
+    assert len(sentences) == (2 if named.startswith("rank 1") else 1)
+
+
+def test_a_network_in_which_most_ranks_lose_packets_has_warnings_only() -> None:
+    warning, other, verdict, _ = link_lines(with_segments(dict.fromkeys(itertools.combinations(range(8), 2), 5)))
+    share = "0.8 % of its packets (280 of 33,600 TCP segments retransmitted)"
+    assert warning.startswith(f"warning: host a loses {share} on eth1. Run ") and "host b" in other
+    assert verdict.startswith("PASS")
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system has no counts per connection")
@@ -327,7 +352,7 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
     shapes = {(alike.quantity, alike.times_s.shape) for alike in links.groups}
     assert shapes == {("latency", (4, 6)), ("bandwidth", (4, 6)), ("all_reduce", (4, 2)), ("compute", (4, 4))}
     assert all((alike.times_s > 0).all() for alike in links.groups)
-    assert all(sent > 0 for sent, _ in links.segments.values()) and len(links.segments) == 1
+    assert all(sent > 0 for sent, _ in links.segments.values()) and len(links.segments) == 12
 
 
 def test_an_earlier_run_that_cannot_be_read_is_said_before_anything_is_measured(tmp_path: Path) -> None:

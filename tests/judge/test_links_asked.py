@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from test_links import made_up
 
 from distbench.cli.main import main
-from distbench.cli.run import links_code
+from distbench.cli.run import LinkOptions, links_code
 from distbench.judge.links_text import judged, link_hosts_note, link_tables
 from distbench.records.run_file import CaseLine, Run
 from distbench.spec.json_decoder import is_of_type
@@ -67,7 +67,8 @@ def test_a_silent_check_before_a_job_says_what_is_slow_or_could_not_be_told(
     monkeypatch.setattr("distbench.records.run_file.read_run", lambda path: runs[path.name])
     monkeypatch.setattr(Path, "exists", lambda path: True)
     jobs: list[Any] = [SimpleNamespace(run_file="now")]
-    assert links_code(jobs, None if earlier is None else Path("earlier.jsonl"), silent=True) == code
+    asked = LinkOptions(fail_on_outlier=True, against=None if earlier is None else Path("earlier.jsonl"))
+    assert links_code(jobs, asked, silent=True, form="table") == code
     err = capsys.readouterr().err
     assert said in err and bool(err) == bool(said)
 

@@ -5,15 +5,17 @@ import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from conftest import DATA
 
 from distbench.cli.main import main
-from distbench.cli.on_nodes import without_where
+from distbench.cli.on_nodes import NodeOptions, on_allocation, without_where
 from distbench.launch import nodes, slurm
 from distbench.launch.nodes import NodeLaunch
+from distbench.launch.rendezvous import first_host
 from distbench.launch.slurm import JobState, state_of
 from distbench.records.results_folder import runs_kept_and_deleted
 from distbench.spec import UserError
@@ -207,21 +209,35 @@ def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyP
     assert "/100%% %%j/slurm/" in output, "Slurm would put the job's number there"
 
 
-def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A login node has none: the ranks would run on CPUs, of which nobody would be told."""
-    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
+def test_a_job_from_a_login_node_requests_the_gpus_of_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login node has no GPUs: without a request, the ranks would run on CPUs."""
+    asked_of: list[tuple[str, ...]] = []
+
+    def lists(*lines: str, code: int = 0) -> None:
+        def ask(*command: str, **how: Any) -> tuple[int, str, str]:
+            asked_of.append(command)
+            return code, "".join(f"{line}\n" for line in lines), ""
+
+        monkeypatch.setattr(slurm, "ask_slurm", ask)
+
+    lists("(null)", "gpu:h100:8(S:0-1)")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run")
-    assert (
-        "warning: the job requests no GPUs, because this machine has no GPUs, but nodes of this cluster"
-        in run(*asked)[1]
-    )
-    assert "warning" not in run(*asked, "--device", "cpu")[1]
-    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (1, "", "no sinfo here"))
+    nodes = ("--nodes", "2", "--launcher", "slurm", "--dry-run")
+    asked = ("--mesh", "tp=4", *nodes)
+    text = run(*asked)[1]
+    assert "distbench: the job requests GPUs, since nodes have 8 GPUs" in text and "warning" not in text
+    assert "#SBATCH --gpus-per-node=2" in text
+    assert "#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in run(*nodes, "--launcher-args=-p big")[1]
+    assert asked_of[-1][-1] == "--partition=big"
+    assert "gpus" not in run(*asked, "--device", "cpu")[1]
+    lists("gpu:h100:8", "gpu:a100:4,gpu:t4:1")
+    warning = "warning: the job requests no GPUs, because this machine has no GPUs, but nodes of this cluster"
+    assert warning in run(*asked)[1]
+    lists(code=1)
     assert "warning: the job requests no GPUs, because this machine has no GPUs. Give --device" in run(*asked)[1]
-    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "(null)\n", ""))
-    assert "warning" not in run(*asked)[1], "no node of this cluster has GPUs"
-    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "gpu:h100:8\n", ""))
+    lists("(null)")
+    assert "GPUs" not in run(*asked)[1], "no node of this cluster has GPUs"
+    lists("gpu:h100:8", "gpu:a100:4")
     for words in ("--gres=gpu:8", "-p gpu -G 16", "--gpus-per-task 1"):
         assert "warning" not in run(*asked, "--launcher-args", words)[1], "the job asks for them itself"
     assert "warning" in run(*asked, "--launcher-args", "-p gpu")[1]
@@ -331,3 +347,75 @@ def test_old_runs_go_with_the_logs_of_every_rank(tmp_path: Path) -> None:
     (tmp_path / "box" / "a.jsonl").write_text(header + '\n{"type": "footer", "status": "complete"}\n')
     _kept, (old,) = runs_kept_and_deleted(tmp_path, 0, None)
     assert {path.parent.name for path in old.files} == {"box", "rank0", "rank1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("gpu03", "gpu03"),
+        ("gpu[08-10,12],x1, x1", "gpu08 gpu09 gpu10 gpu12 x1"),
+        ("r[1-2]n[3,5].site", "r1n3.site r1n5.site r2n3.site r2n5.site"),
+    ],
+)
+def test_a_list_of_hosts_is_expanded_as_by_slurm(text: str, hosts: str) -> None:
+    assert nodes.hosts_of(text) == hosts.split() and first_host(text) == hosts.split()[0]
+
+
+def test_a_file_of_hosts_is_read_as_mpirun_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# rack 1\nnode1 slots=8\nnode2:8\n\nnode2\nnode[3-4]  # new\n")
+    assert nodes.hosts_of(str(file)) == ["node1", "node2", "node3", "node4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "'' is not a list of hosts"),
+        ("a[1-", "'a[1-' is not a list of hosts"),
+        ("a]b", "'a]b' is not a list of hosts"),
+        ("a[4-1]", "[4-1] descends"),
+        ("a[1-x]", "[1-x] is not a range"),
+        ("a[1-999999999]", "has more than 65,536 hosts"),
+        ("a[1-999][1-999]", "are more than 65,536"),
+        ("a[" + "1" * 5000 + "]", "is not a range"),
+        ("--exclude", "'--exclude' is not the name of a host"),
+        ("a;b", "'a;b' is not the name of a host"),
+        ("./nowhere", "cannot be read: No such file"),
+        ("/dev/null", "cannot be read: it is a device"),
+    ],
+)
+def test_a_list_of_hosts_that_is_not_valid_is_a_sentence(text: str, why: str) -> None:
+    code, output = run("--hosts", text, "--launcher", "slurm", "--dry-run", "--device", "cpu")
+    assert code == 2 and why in " ".join(output.split()) and "Traceback" not in output
+
+
+def test_hosts_are_those_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("--mesh", "tp=4", "--device", "cpu", "--dry-run", "--hosts")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    code, text = run(*asked, "n[1-2]", "--launcher", "slurm")
+    assert code == 0 and "#SBATCH --nodes=2\n" in text and "#SBATCH --nodelist=n1,n2\n" in text
+    assert "--hosts" not in text
+    assert "--hosts has 2 hosts, but --nodes is 3" in run(*asked, "n1,n2", "--nodes", "3")[1]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    assert "srun --overlap" in (text := run(*asked, "n1,n3", "--launcher", "slurm")[1]) and "--nodelist=n1,n3" in text
+    code, text = run(*asked, "n1,n4,m", "--launcher", "slurm")
+    assert code == 2 and "--hosts has n4, m, but Slurm job 7 has n1, n2, n3; give hosts of this job" in text
+    monkeypatch.setattr(nodes.os, "uname", lambda: SimpleNamespace(nodename="n2.site"))
+    text = run(*asked, "n1,n2", "--launcher", "torchrun")[1]
+    assert "--node-rank 1 --master-addr n1" in text and text.count("torch.distributed.run") == 1
+    code, text = run(*asked, "n1,n3", "--launcher", "torchrun")
+    assert code == 2 and "--hosts has n1, n3, but this host is n2.site; start the same command on each" in text
+    assert "--hosts does not work with --launcher torchx" in run(*asked, "n1,n2", "--launcher", "torchx")[1]
+
+
+def test_a_preflight_in_an_allocation_has_all_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_GPUS_ON_NODE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(main, ["preflight", "--dry-run", "--quick"])
+    assert done.exit_code == 0, done.output
+    assert "distbench: preflight on all 3 nodes of Slurm job 7: n[1-3]" in done.output
+    assert "srun --overlap" in done.output and "--nodes=3 --ntasks=24 --ntasks-per-node=8" in done.output
+    assert done.output.rstrip().endswith("-m distbench run links --fail-on-outlier --quick")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", nodes.os.uname().nodename)
+    assert on_allocation(NodeOptions()) == NodeOptions(), "this node alone needs no launcher"
