@@ -174,10 +174,10 @@ def of_steps(job: Job) -> dict[str, Any]:
     return found
 
 
-def groups_with_values(context: RankContext, plain: Any = module_attribution._mesh_dims_by_ranks) -> Any:
+def groups_with_values(meshes: Any, plain: Any = module_attribution.mesh_dims_by_ranks) -> Any:
     """The ranks of a mesh have values also where tensors have none."""
     with unset_fake_temporarily():
-        return plain(context)
+        return plain(meshes)
 
 
 def planned_with_values(*given: Any, plain: Any = redistribution.exchange_between) -> Any:
@@ -239,7 +239,7 @@ def main(jobs: Path, every: int, without_steps: tuple[str, ...]) -> None:
     # For an accelerator's own kernel of RMSNorm DTensor chooses other shardings than for its parts, as a CPU has it.
     fake_tensors.OWN_KERNELS = ()
     simulated_device(DEVICE_TYPE, Module())
-    module_attribution._mesh_dims_by_ranks = groups_with_values
+    module_attribution.mesh_dims_by_ranks = groups_with_values
     redistribution.exchange_between = planned_with_values
     device = seam.select_device(DEVICE_TYPE)
     found: dict[str, Any] = {"facts": seam.device_facts(device), "current": seam.Accelerator.current().type}  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
 """DDP's buckets, experts and FSDP's whole and ignored parameters: plain arithmetic, and one rank on a fake group."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import ROOT
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.observe import module_attribution
 from distbench.observe.module_attribution import Communication, communications_of
@@ -193,12 +194,12 @@ def test_experts_over_tp_exchange_tokens_over_ep_alone_and_sum_what_comes_out_ov
     assert (router.phase, router.kind, router.mesh_dim, router.source) == ("backward", "all_reduce", "tp", "tp")
 
 
-mesh_dims_by_ranks = module_attribution._mesh_dims_by_ranks
+mesh_dims_by_ranks = module_attribution.mesh_dims_by_ranks
 
 
-def with_swapped_mesh_dims(context: RankContext) -> dict[tuple[int, ...], str]:
+def with_swapped_mesh_dims(meshes: Sequence[DeviceMesh]) -> dict[tuple[int, ...], str]:
     swapped = {"ep": "tp", "tp": "ep"}
-    return {ranks: swapped.get(name, name) for ranks, name in mesh_dims_by_ranks(context).items()}
+    return {ranks: swapped.get(name, name) for ranks, name in mesh_dims_by_ranks(meshes).items()}
 
 
 def last_module(self: module_attribution.RunningModules, running: str | None, position: int | None) -> str | None:
@@ -208,7 +209,7 @@ def last_module(self: module_attribution.RunningModules, running: str | None, po
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(
     ("function", "mutant"),
-    [("_mesh_dims_by_ranks", with_swapped_mesh_dims), ("RunningModules.owner", last_module)],
+    [("mesh_dims_by_ranks", with_swapped_mesh_dims), ("RunningModules.owner", last_module)],
     ids=["mesh dims swapped", "the last module owns"],
 )
 def test_a_collective_of_another_mesh_dim_or_owner_is_noticed(
