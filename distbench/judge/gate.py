@@ -43,7 +43,7 @@ from distbench.statistics.verdicts import (
     Options,
 )
 
-LOOSE = 3.0  # tolerances: an undecided case that may be slower by more is not headed PASS
+LOOSE = 3.0  # number of tolerances. If an undecided case may be slower by more than this, the headline is not PASS.
 
 
 @dataclass(frozen=True)
