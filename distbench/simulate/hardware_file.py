@@ -32,7 +32,7 @@ def number_within(low: float, high: float) -> Any:
 
 
 OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attention_backward")
-_SECONDS = number_within(0, 1)  # a larger time for one operator is a mistake
+_SECONDS = number_within(0, 1)  # A larger time for one operator is not plausible.
 _FACTOR = number_within(0.1, 10)
 HOST_FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s"), _SECONDS),
@@ -75,7 +75,7 @@ FIGURES: Mapping[str, Any] = {
 # Memory outside of torch's allocator: on 8 H100 1.06 GB before a process's first all-to-all and 4.34 GB after it (NCCL
 # issue 1685). NCCL uses less on devices with fewer links, which have less memory.
 RESERVE_BYTES, RESERVE_SHARE = 4.34e9, 0.1
-# Optional figures: the default in words and as a number.
+# Optional figures: the default as text and as a number.
 EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     "peak_fp8_flops": ("twice peak_bf16_flops", lambda known: 2 * known["peak_bf16_flops"]),
     "matmul_fp8_flops": (
@@ -100,7 +100,7 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
         lambda known: min(RESERVE_BYTES, RESERVE_SHARE * known["memory_bytes"]),
     ),
 }
-# Rates, and the peak that bounds each of them; on a CPU, whose peak is measured, only the first two.
+# Rates, and the peak that bounds each rate. On a CPU the peak is measured, so only the first two apply.
 PEAKS = (
     ("matmul_bf16_flops", "peak_bf16_flops"),
     ("matmul_fp8_flops", "peak_fp8_flops"),
