@@ -224,7 +224,9 @@ class Watch:
                 self._collect(is_last=False)
                 if len(self._read) >= self._next_look:
                     self._next_look *= 2
-                    self._alpha /= 2  # All evaluations during the loop share half of the error rate. The last evaluation has the other half.
+                    # All evaluations during the loop share half of the error rate. The last evaluation has the other
+                    # half.
+                    self._alpha /= 2
                     if (verdict := self._judge(self._alpha)).exit_code != UNKNOWN:
                         self._report(verdict, f"watch: step {self._num_steps}: ")
 

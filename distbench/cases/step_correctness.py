@@ -128,7 +128,8 @@ class Allowance:
     tolerance: float  # relative error that needs no measurement
     loss_tolerance: float  # the same for the loss
     because: str  # origin of the tolerance
-    is_named: bool = False  # whether the scenario sets the tolerance; rounding then only identifies gradients that consist of rounding
+    # whether the scenario sets the tolerance; rounding then only identifies gradients that consist of rounding
+    is_named: bool = False
     rounding: Rounding | None = None  # of one device's step, if it was measured
     gradient_scale: float = 1.0  # the factor that the plan applies to gradients
     reduction: float = 0.0  # relative error of a gradient's sum over ranks, which one device does not have

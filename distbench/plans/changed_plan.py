@@ -44,7 +44,9 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
         # wraps.
         modules = () if value == "none" else checkpointable(plan)
         if not modules and value != "none":
-            raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave plan.checkpoint out")
+            raise UserError(
+                "plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave plan.checkpoint out"
+            )
         return replace(plan, checkpoint=modules, checkpoint_context=None)
     if name == "compile":
         # The modules that the plan compiles, or else the modules that it checkpoints or that FSDP wraps, or else the

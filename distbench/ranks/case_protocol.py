@@ -36,7 +36,8 @@ class OpenedCase:
     held_bytes: int | None = None
     pause: Callable[[], None] = lambda: None  # called before other cases run while this case stays open
     resume: Callable[[], None] = lambda: None  # called before this case runs again
-    warm_ups: int | None = None  # number of discarded iterations before the first sample; None for the number in the settings
+    # number of discarded iterations before the first sample; None for the number in the settings
+    warm_ups: int | None = None
     starts_on: Any = None  # the group whose devices start each sample together; None if the hosts start together
 
 

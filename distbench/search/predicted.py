@@ -40,7 +40,8 @@ from distbench.spec.printable_text import count_text
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
 SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # number of best plans whose changes are tried
-NUM_WHOLE, MAX_WHOLE = 3, 8  # The best plans are recorded with all layers until 3 plans fit; at most 8 plans are recorded.
+# The best plans are recorded with all layers until 3 plans fit; at most 8 plans are recorded.
+NUM_WHOLE, MAX_WHOLE = 3, 8
 AT_ONCE = 8
 SEARCH_SHARE = 0.6  # Share of the budget; the rest of the time is for recording all layers.
 MESH_SHARE = 0.5  # Share of the candidates; further meshes are tried after all changes of better meshes.

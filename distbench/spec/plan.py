@@ -118,7 +118,7 @@ ROTATIONS = ("allgather", "alltoall", ULYSSES)
 class LargestDim(Declared):
     """Choose each parameter's shard placement for FSDP: the largest tensor dim that is divisible and not yet sharded.
 
-    A parameter without such a tensor dim stays sharded on tensor dim 0, unevenly.
+    A parameter without such a tensor dim is sharded unevenly on tensor dim 0.
 
     Args:
         min_numel: every rank has the whole of each parameter with fewer elements, and a separate all-reduce averages

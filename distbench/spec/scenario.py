@@ -240,15 +240,15 @@ class Scenario(Declared):
             kind = self.loss.__qualname__
             raise TypeError(f"Scenario.loss is the class {kind}; give an instance, {kind}(), or a function")
         if self.parallelize is not None and self.plan.tp is not None:
-            raise TypeError("Scenario has both parallelize and plan.tp; drop one of them")
+            raise TypeError("Scenario has both parallelize and plan.tp; leave one of them out")
         if self.gradient_divide_factor is not None and not self.gradient_divide_factor > 0:
             raise TypeError(f"Scenario.gradient_divide_factor is {self.gradient_divide_factor}; give a number above 0")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise TypeError(f"Scenario.tolerance is {self.tolerance}; give a relative error, 0 or more")
         if self.call is not None and self.loss is not None:
-            raise TypeError("Scenario has both call and loss; call also makes the loss, so drop one of them")
+            raise TypeError("Scenario has both call and loss; call also computes the loss, so leave one of them out")
         if self.optimizer is not None and self.make_optimizers is not None:
-            raise TypeError("Scenario has both optimizer and make_optimizers; drop one of them")
+            raise TypeError("Scenario has both optimizer and make_optimizers; leave one of them out")
         self._check_step()
 
     def _check_step(self) -> None:
@@ -267,7 +267,7 @@ class Scenario(Declared):
         }
         if given := [name for name, is_given in parts.items() if is_given]:
             raise TypeError(
-                f"Scenario has both step and {given[0]}; step runs the whole training step, so drop one of them"
+                f"Scenario has both step and {given[0]}; step runs the whole training step, so leave one of them out"
             )
 
     def _check_inference(self) -> None:
@@ -341,7 +341,8 @@ def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
             restore()
         return returned["loss"] if isinstance(returned, Mapping) else returned
 
-    call.__signature__ = inspect.signature(lambda model, batch: None)  # type: ignore[attr-defined]  # instead of the method's signature
+    # type: ignore[attr-defined]  # instead of the method's signature
+    call.__signature__ = inspect.signature(lambda model, batch: None)
     return call
 
 

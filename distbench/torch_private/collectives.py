@@ -1,4 +1,6 @@
-"""Every collective of a process, seen, timed or refused on its way to a backend; every operator that is dispatched."""
+"""Every collective of a process, recorded, timed or rejected when it is dispatched to a backend; every operator that is
+dispatched.
+"""
 
 import _thread
 import contextlib
@@ -135,12 +137,12 @@ def keep_gradients_of_pending_inputs() -> None:
 def loses_gradients_of_pending_inputs() -> bool:
     """Return whether compiled code drops the gradient of an input that a collective has not yet filled.
 
-    Compiles a function of one element without a collective, since torch wraps the results of all collectives in one
-    type.
+    This compiles a function of one element without a collective, because torch wraps the results of all collectives in
+    one type.
     """
     leaf = torch.ones(1, requires_grad=True)
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler reads .grad of non-leaf tensors, and warns about that itself
+        warnings.simplefilter("ignore")  # torch's compiler reads .grad of non-leaf tensors, which causes a warning.
         pending = _Pending.apply(leaf)
         return not torch.compile(lambda pending: pending * 1.0, backend="aot_eager")(pending).requires_grad
 
@@ -180,7 +182,7 @@ class _Pending(torch.autograd.Function):
 
 
 class _Waited(torch.autograd.Function):
-    # The wait inside of the wrapper has no history, but the wrapper has.
+    # The wait inside of the wrapper has no autograd history, but the wrapper has a history.
     @staticmethod
     def forward(_: Any, given: Any) -> torch.Tensor:
         return given.wait().detach()
@@ -301,7 +303,7 @@ class Issued:
     call: CollectiveCall
     issued_s: float
     completed_s: float | None = None
-    is_async: bool = False  # the caller may continue before the end
+    is_async: bool = False  # The caller may continue before the end of the collective.
 
 
 @contextlib.contextmanager

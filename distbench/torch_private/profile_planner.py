@@ -46,7 +46,7 @@ class PlanCounts:
         self._lock = threading.Lock()
 
     def count(self, steps: Any, reason: str | None) -> None:
-        """Count a plan; `reason` is the reason for a plan by torch, None for a plan by distbench."""
+        """Count a plan. `reason` is the reason why torch made the plan, or None for a plan by distbench."""
         with self._lock:
             if reason is not None:
                 self.left_to_torch[reason] += 1

@@ -313,8 +313,8 @@ class Runner:
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
             else:
-                # This process has run the case before. Only the model is new, and its first iteration completes the
-                # set-up.
+                # This process has run the case before. Only the model is new, and the first iteration of the model
+                # completes its set-up.
                 for _ in range(max(self._meter.settings.warmup_iterations - 1, 1)):
                     self._meter.touch(opened_case.call)
         return opened_case

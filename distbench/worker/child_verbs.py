@@ -77,7 +77,7 @@ class Question:
     """A query and its answer."""
 
     data: Any
-    answer: Any = None  # None also if the process ended without an answer
+    answer: Any = None  # None before the answer, and if the process ended without an answer.
     why: str = ""  # a description of the process's end without an answer
     again: str = ""  # a description of the signal that ended the first process, if a second process was started
     seconds: float = 0.0  # of the process; while it runs, its monotonic start
@@ -147,7 +147,7 @@ class ForkPool:
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-        gc.freeze()  # later processes do not scan these objects for garbage
+        gc.freeze()  # Later processes do not search these objects for garbage.
         code = process.exitcode or 0
         if question.answer is None and code < 0:
             ended = ended_text(code, stderr_lines)
@@ -350,7 +350,8 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
                 if line:
                     data = json.loads(line)
                     if data["ask"] == "fit" and not pool.is_busy:
-                        # Recipes only import here, and rows inherit that. A failed import is the reason of each row.
+                        # Recipes are imported here once, and the processes of all rows inherit the import. If the
+                        # import fails, each row has this failure as its reason.
                         with contextlib.suppress(UserError):
                             load_scenario(Path(file), scenario)
                     pool.ask(data)

@@ -1,4 +1,4 @@
-"""Rehearsal of plans: check a plan, run one step on a fake process group with shapes only, and report failures."""
+"""Trial of plans: check a plan, run one step on a fake process group with shapes only, and report failures."""
 
 import contextlib
 import itertools
@@ -48,7 +48,7 @@ TOO_LARGE = "and the model is too large to be tried with values"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Result of a step's rehearsal."""
+    """The result of trying a step."""
 
     problems: tuple[str, ...] = ()  # problems of the plan's application, or of the step
     why_not: str | None = None  # reason why the step was not tried; None if tried, or if the plan failed
@@ -101,7 +101,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
         problems = tuple(f"{problem} (tried with shapes only)" for problem in problems)
     elif failed or _is_small(step, num_parameters):
         problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
-        if not failed:  # ignore the missing index that another rank would have sent
+        if not failed:  # Ignore a missing index that another rank would have sent.
             problems = tuple(problem for problem in problems if not NO_INDEX.search(problem))
     return Rehearsal(problems, why_not, held_bytes)
 
