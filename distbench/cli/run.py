@@ -220,9 +220,9 @@ def run(
 ) -> None:
     """Measure scenarios: all cases of all their variants. Scenarios with the same number of ranks share one launch.
 
-    A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME. @NAME stands for the
-    scenarios and options of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this process joins
-    as a rank instead of starting ranks.
+    A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME. @NAME means the scenarios
+    and options of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this process joins as a rank
+    instead of starting ranks.
 
     --resume measures the missing cases of an interrupted run with the options of that run, and adds them to its file.
 

@@ -210,7 +210,7 @@ def judge_cases(
 
 
 def _by_commit(launches: Sequence[Launch]) -> list[int]:
-    """Return indexes by time, but all launches of a commit together, since `ab` alternates between commits."""
+    """Return indexes by time, but all launches of a commit together, because `ab` alternates between commits."""
     together: dict[tuple[Any, ...], list[int]] = {}
     for index, launch in enumerate(launches):
         commit = launch.facts.get("git_commit")

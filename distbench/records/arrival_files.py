@@ -112,7 +112,7 @@ def _content(file: Path) -> dict[str, Any] | list[Any]:
             return [parse_json(line) for line in data.splitlines() if line.strip()]
         else:
             dump = parse_json(data, json.JSONDecoder())  # nanoseconds since the epoch exceed MAX_COUNT
-    except Exception as error:  # bytes that are no pickle raise errors of many types
+    except Exception as error:  # bytes that are not a pickle raise errors of many types
         raise _unknown(file, str(error) or type(error).__name__) from error
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise _unknown(file, "it has no entries")

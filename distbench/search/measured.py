@@ -257,7 +257,7 @@ class Rounds:
         if state.num_reused is not None:
             state.num_reused += run_file is not None
         if run_file is None:
-            # A separate display, since each round counts its cases from 0.
+            # A separate display, because each round counts its cases from 0.
             with display_for(f"{job.scenario}, {ROUNDS[number]}", self._quiet) as display:
                 outcome = launch_on(ranks, job, display)
             state.interrupted = outcome.status == "interrupted"

@@ -168,7 +168,7 @@ def _one_sentence_errors() -> Iterator[None]:
     except Exception as error:
         untested = f" ({outside})" if (outside := outside_of_support(torch.__version__)) else ""
         raise UserError(
-            f"it cannot be simulated, since its step raises {one_line_and_place(error)}{untested}"
+            f"it cannot be simulated, because its step raises {one_line_and_place(error)}{untested}"
         ) from error
 
 

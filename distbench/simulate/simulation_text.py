@@ -111,7 +111,7 @@ def _memory_warning(simulation: Simulation) -> list[str]:
     if memory.out_of_memory is not None:
         missing = size_text(memory.out_of_memory)
         return [
-            f"warning: out of memory, since the step does not fit into {capacity}; an allocation of {missing} fails"
+            f"warning: out of memory, because the step does not fit into {capacity}; an allocation of {missing} fails"
         ]
     if memory.num_retries:
         times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
@@ -185,7 +185,7 @@ def _memory(simulation: Simulation) -> Table:
     mode = "expandable_segments:True" if simulation.expandable else "its default settings"
     note = (
         f"the allocator, with {mode}, rounds this up to {size_text(memory.allocated_bytes)} and reserves "
-        f"{size_text(memory.reserved_bytes)}, since streams share no pool and free blocks may be too small"
+        f"{size_text(memory.reserved_bytes)}, because streams share no pool and free blocks may be too small"
     )
     return capped(Table("alive at the peak", ("<what", "bytes"), rows, [note]), MAX_ROWS + 4, "more: --format json")
 

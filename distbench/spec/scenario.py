@@ -1,6 +1,6 @@
 """Declarations of a scenario: a model, its plan, its training step, and further cases.
 
-torch objects have the type `Any`, since this module does not import torch: a scenario builds the objects, the worker
+torch objects have the type `Any`, because this module does not import torch: a scenario builds the objects, the worker
 uses them.
 """
 
@@ -364,7 +364,7 @@ def scenario(
     quick_mesh: Mapping[str, int] | None = None,
     tags: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Scenario]], Callable[..., Scenario]]:
-    """Mark a function as a scenario. All arguments must be literals, since distbench parses the source without
+    """Mark a function as a scenario. All arguments must be literals, because distbench parses the source without
     executing it.
 
     Args:

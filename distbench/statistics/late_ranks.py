@@ -36,7 +36,7 @@ def latenesses(groups: Sequence[Floats]) -> list[Lateness]:
     """Test each rank of each group that is last in a sample.
 
     If all ranks are alike, each rank of n is last with probability 1/n. Therefore the number of samples in which a rank
-    is last is binomial. A sample is a step, since the collectives of a step depend on each other. Samples also depend
+    is last is binomial. A sample is a step, because the collectives of a step depend on each other. Samples also depend
     on each other if a disturbance lasts for several samples. `_independent_share` reduces their number for this reason.
 
     Args:

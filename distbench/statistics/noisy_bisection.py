@@ -5,11 +5,11 @@ launches multiplies the chances by its likelihood, and the next pair measures th
 halves (Horstein, IEEE Trans. Inf. Theory 9, 1963; Waeber, Frazier and Henderson, SIAM J. Control Optim. 51, 2013).
 
 The model of a pair's difference d of logarithms at a commit: d = level + scale * t, with t of Student's distribution
-with 4 degrees of freedom, since single launches may be disturbed. The level of a commit is, if the commit is
+with 4 degrees of freedom, because single launches may be disturbed. The level of a commit is, if the commit is
 
 - not slower: 0 with chance 4/5, else evenly between -threshold and threshold,
 - slower: with chance 1/2 about the slowdown of the bad commit, else evenly between the threshold and 1.5 times this
-  slowdown, since a history may have several changes.
+  slowdown, because a history may have several changes.
 
 Commits before the first slower commit are not slower. All other commits are slower. The scale is unknown; the chances
 are averages over a grid of scales.

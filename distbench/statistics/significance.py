@@ -434,7 +434,7 @@ def tolerance_words(
     """
     difference, tolerance = block.difference, block.tolerance
     low, high = difference.interval(options.confidence)
-    # A case's own interval must agree with the family's test, since other cases' spread may be too small for it.
+    # A case's own interval must agree with the family's test, because other cases' spread may be too small for it.
     side = side_of_bound(low, high, 0.0)
     enough = difference.num_launches >= options.least_launches(difference.is_paired)
     regressed = enough & (side > 0) & (difference.estimate > tolerance) & (result.slower <= options.alpha)

@@ -152,7 +152,7 @@ def keep_compiled_graphs_apart() -> None:
 
     The cache's key has a submesh's shape and the ranks of the whole mesh, but not this rank's group, so code of another
     rank refers to a group that does not exist on this rank: https://github.com/pytorch/pytorch/issues/188390. Kernels
-    stay cached.
+    remain cached.
     """
     with contextlib.suppress(ImportError, AttributeError):
         config: Any = importlib.import_module("torch._functorch.config")
@@ -251,7 +251,7 @@ def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 @functools.cache
 def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
-    """Return an operator's name without namespace and its arguments' names; cached, since a read takes 50 us."""
+    """Return an operator's name without namespace and its arguments' names; cached, because a read takes 50 us."""
     return func._schema.name.split("::")[1], tuple(argument.name for argument in func._schema.arguments)
 
 
@@ -403,7 +403,7 @@ def _timed(boxed: Any, issued: Issued) -> Any:
     """Return the caller's work, which stamps the collective's completion; its wait is that of the collective.
 
     If the backend returns a future, its thread stamps the completion, and the caller gets the backend's own work, which
-    releases waiters after the future's callbacks, so after the stamp. gloo's reduce-scatter has no future, since the
+    releases waiters after the future's callbacks, so after the stamp. gloo's reduce-scatter has no future, because the
     waiter does half of the work, so the end of the wait is the collective's end. gloo's messages have no future either,
     and a pipeline waits for messages long after their end, so a separate thread waits for each message at once.
     """

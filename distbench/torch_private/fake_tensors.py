@@ -61,7 +61,7 @@ class ShapesOnly:
         """
         from torch.amp.grad_scaler import GradScaler
 
-        # The parameters have torch's names, since a nested block checks the names again.
+        # The parameters have torch's names, because a nested block checks the names again.
         def step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
             return optimizer.step(*args, **kwargs)
 
@@ -212,7 +212,7 @@ def _under_autocast(name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def meshes_with_values() -> Iterator[None]:
-    """Make meshes in the block with values, since their ranks are read, and on the simulated device, for any device
+    """Make meshes in the block with values, because their ranks are read, and on the simulated device, for any device
     type in the code.
     """
     require("simulated device")

@@ -249,7 +249,7 @@ class KnownValues(TorchDispatchMode):
             steps = torch.arange(storage.nbytes() + 1, dtype=torch.float64).mul(share).add(1e-9).floor()
             self._kept[storage] = (
                 steps.diff().bool().untyped_storage()
-            )  # the whole storage, since a mask may be expanded
+            )  # the whole storage, because a mask may be expanded
 
     def _note_choices(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], out: Any) -> None:
         """Give the assumed values to indices that a module chooses; remember the module of other indices."""

@@ -82,7 +82,7 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
     containers).
 
     The count of tensors is reproducible, and lower than an allocator's memory. Compiled modules run
-    uncompiled, since no operator shows the allocations of fused kernels.
+    uncompiled, because no operator shows the allocations of fused kernels.
     """
     live = peak = num_blocks = 0
 

@@ -120,7 +120,7 @@ class ForkPool:
         process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
         question.seconds = time.monotonic()
         process.start()
-        # If the sending end stayed open in this process, the end of a child would not be detected.
+        # If the sending end remained open in this process, the end of a child would not be detected.
         sender.close()
         self._running[receiver] = question, process, stderr
 
@@ -336,7 +336,7 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
     signal ends a process, its query is repeated once, and "again" in the answer describes the end of the first process.
     """
     pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario, json.loads(assume)), int(num_at_once)), True
-    # The file is unbuffered, since `wait` cannot detect lines in a buffer.
+    # The file is unbuffered, because `wait` cannot detect lines in a buffer.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
             questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
@@ -411,7 +411,7 @@ def _code(scenario: Scenario, question: dict[str, Any]) -> Answer:
     """
     params, changes = split_variant(question["variant"])
     _, first_changes = split_variant(question["variants"][0])
-    # Both plans are from one call, since objects without an `__eq__` are equal only to themselves.
+    # Both plans are from one call, because objects without an `__eq__` are equal only to themselves.
     plan = question["function"](**params).plan
     change = change_code(changed_plan(plan, first_changes), changed_plan(plan, changes))
     return {"plan": plan_code(scenario.plan), "change": change}

@@ -175,7 +175,7 @@ class CaseProgress:
     held_bytes: int = 0  # memory of the open case on this rank
     opened_case: OpenedCase | None = None
     is_traced: bool = False
-    stays_open: bool = True  # whether the case may stay open between passes; set by `open`
+    stays_open: bool = True  # whether the case may remain open between passes; set by `open`
     has_settled: bool = False  # whether the case has run since its check, after which an optimizer may have no state
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 

@@ -35,7 +35,7 @@ from distbench.spec.printable_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
-# A smaller model that fails with shapes only is run again with values, since the model may need values.
+# A smaller model that fails with shapes only is run again with values, because the model may need values.
 MAX_REPEATED = 20_000_000
 # A model with fewer parameters and batch elements is always run with values.
 SMALL = 2_000_000
@@ -275,7 +275,7 @@ def all_plan_problems(records: Sequence[Mapping[str, Any]]) -> list[list[dict[st
 def _of_variant(
     function: Callable[..., Scenario], variant: Variant, job: Job, find: Callable[[Scenario], Mapping[str, int] | None]
 ) -> dict[str, Any]:
-    """Return one entry of `_plan_problems`, also after errors of the scenario's code, since other variants need
+    """Return one entry of `_plan_problems`, also after errors of the scenario's code, because other variants need
     entries."""
     try:
         scenario = declared(function, variant)

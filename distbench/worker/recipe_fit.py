@@ -127,7 +127,7 @@ class Recipe:
             return self._recorded(mesh, params)
         except (UserError, Unsupported) as error:
             sentence = (
-                str(error).removeprefix("it cannot be simulated, since ").removeprefix("it cannot be simulated: ")
+                str(error).removeprefix("it cannot be simulated, because ").removeprefix("it cannot be simulated: ")
             )
             return Fit(mesh, params, at_least, why_not=sentence)
         except Exception as error:
