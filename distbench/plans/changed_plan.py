@@ -75,6 +75,13 @@ def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
     return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
 
 
+def without_idle_tp(plan: ParallelPlan, mesh: Mapping[str, int]) -> ParallelPlan:
+    """Return the plan, without tensor parallel if the mesh has one rank along the mesh dims of tensor parallel."""
+    if any(mesh.get(name, 1) > 1 for name in plan.tp_dims):
+        return plan
+    return replace(plan, tp=None, shard_params={}, loss_parallel=False)
+
+
 def mesh_dims_of(plan: ParallelPlan) -> list[str]:
     """Return the mesh dims that a plan uses, without duplicates."""
     mesh_dims = [part.mesh_dim for part in (plan.pipeline, plan.cp) if part is not None]

@@ -341,8 +341,7 @@ def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
             restore()
         return returned["loss"] if isinstance(returned, Mapping) else returned
 
-    # type: ignore[attr-defined]  # instead of the method's signature
-    call.__signature__ = inspect.signature(lambda model, batch: None)
+    call.__signature__ = inspect.signature(lambda model, batch: None)  # type: ignore[attr-defined]  # instead of the method's signature
     return call
 
 

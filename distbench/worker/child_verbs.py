@@ -32,7 +32,7 @@ from distbench.observe.memory import predicted_peak_bytes
 from distbench.observe.module_attribution import communications_of
 from distbench.planning.placement_states import State, parse_state
 from distbench.plans.batch import batch_of
-from distbench.plans.changed_plan import changed_plan, checkpointable, mesh_dims_of, sharding_dims_of
+from distbench.plans.changed_plan import changed_plan, checkpointable, mesh_dims_of, sharding_dims_of, without_idle_tp
 from distbench.plans.model import blueprint, tensors_of
 from distbench.plans.plan_check import problems
 from distbench.plans.plan_code import change_code, plan_code
@@ -414,7 +414,8 @@ def _code(scenario: Scenario, question: dict[str, Any]) -> Answer:
     # Both plans are from one call, because objects without an `__eq__` are equal only to themselves.
     plan = question["function"](**params).plan
     change = change_code(changed_plan(plan, first_changes), changed_plan(plan, changes))
-    return {"plan": plan_code(scenario.plan), "change": change}
+    own_mesh = mesh_of(question["variant"], question["mesh"])
+    return {"plan": plan_code(without_idle_tp(scenario.plan, own_mesh)), "change": change}
 
 
 def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
