@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 LIST_TIMEOUT_S = 600.0
 # Settings that an earlier run must share for the estimate of wall time.
 DECIDE_TIME = ("budget_s", "max_case_s", "max_samples", "iterations_per_sample", "check")
-MAX_REASON = 300  # characters
+MAX_REASON = 600  # characters: a wrong step has its likely cause and the fix at the end
 ONLY_LINKS = "{} needs scenario links, which {}; add links to the scenarios"
 # Parameters that do not change the measurement: --resume accepts them.
 LINK_OPTIONS = ("fail_on_outlier", "against", "expect", "verdict_out")
