@@ -230,9 +230,9 @@ def run(
     Examples:
       distbench run llama_2d --quick
       distbench run cp_attention --set rotate=alltoall --mesh cp=4
-      distbench run redistribute --profile profile.json --set planners=greedy+calibrated+direct
+      distbench run redistribute --profile p.json --set planners=greedy+direct
       distbench run fsdp_knobs -k "plain or hybrid" --dry-run
-      distbench run --resume results/host-1a2b3c/20260101T120000Z-1a2b3c4d-llama_2d-0f.jsonl
+      distbench run --resume last
       distbench run llama_2d --mesh dp_shard=4,tp=4 --nodes 2 --launcher slurm
     """
     from distbench.launch import Request, jobs_of
