@@ -146,7 +146,7 @@ def _grid(pairs: Mapping[int, Sequence[float]], step: Step) -> tuple[Floats, Flo
 
 
 def _log_likelihood(differences: Floats, levels: Floats, scales: Floats) -> Floats:
-    """Return the log likelihood of differences, summed, [levels, scales], without its constants."""
+    """Return the sum of the log likelihoods of differences, [levels, scales]. Constant terms are omitted."""
     distances = (differences[:, None, None] - levels[:, None]) / scales
     each = -(DEGREES + 1) / 2 * np.log1p(distances**2 / DEGREES) - np.log(scales)
     return np.asarray(each.sum(axis=0))
