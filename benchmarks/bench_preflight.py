@@ -42,8 +42,8 @@ from distbench.show import plots
 IS_LONG = True
 NUM_LAUNCHES, NUM_SIMULATED, SEED = 10, 100, 1
 FOLDER = ROOT / "build" / "preflight"
-# A launch of about 15 s; the CPU limit's period is short enough for these bursts.
-WORDS = ("--quick", "--set", "burst_s=0.1")
+# The CPU limit's period is short enough for these bursts.
+WORDS = ("--set", "burst_s=0.1")
 # What a series depends on: with other code it begins from zero.
 CODE = ("benchmarks/*link*.py", "benchmarks/bench_preflight.py", "benchmarks/cpu_limit.py", "benchmarks/packet_loss.py",
         "scenarios/links.py", "distbench/cases/links.py", "distbench/judge/*link*.py", "distbench/judge/preflight.py",
