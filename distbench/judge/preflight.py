@@ -102,7 +102,11 @@ class Preflight:
     @property
     def verdict(self) -> str:
         """PASS, FAIL or UNKNOWN."""
-        if self.failure or any(verdict.is_slow for verdict in self.verdicts) or any(level.slow for level in self.levels):
+        if (
+            self.failure
+            or any(verdict.is_slow for verdict in self.verdicts)
+            or any(level.slow for level in self.levels)
+        ):
             return "FAIL"
         return "PASS" if all(verdict.is_conclusive for verdict in self.verdicts) else "UNKNOWN"
 

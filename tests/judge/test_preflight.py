@@ -113,7 +113,9 @@ def test_a_failed_launch_is_a_fail_without_good_hosts(
     monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path, has_links: bool
 ) -> None:
     run = made_up(1, {})
-    monkeypatch.setattr("distbench.records.run_file.read_run", lambda path: run if has_links else replace(run, cases=[]))
+    monkeypatch.setattr(
+        "distbench.records.run_file.read_run", lambda path: run if has_links else replace(run, cases=[])
+    )
     jobs: list[Any] = [SimpleNamespace(run_file=str(tmp_path))]
     asked = LinkOptions(fail_on_outlier=True, verdict_out=tmp_path)
     assert links_code(jobs, asked, True, "json", "host b no longer responds") == 1
