@@ -53,7 +53,7 @@ SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
 SMALL_BYTES = 4
 # The number of samples per pass. Samples of one period drift together, so more samples would not add information.
 SMALL_SAMPLES, LARGE_SAMPLES = 5, 2
-# Small messages per sample. Ranks leave the barrier before a sample at times that differ by more than one message takes.
+# Small messages per sample. Ranks leave the barrier before a sample at times that differ by more than one message.
 SMALL_REPEATS = 20
 
 

@@ -642,13 +642,8 @@ def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str,
     silent = silent or form == "json"
     runs = [read_run(Path(job.run_file)) for job in jobs if Path(job.run_file).exists()]
     of_links = [(run, verdict) for run in runs if (verdict := judged(run))]
-    if not of_links and failure:
-        if form == "json" and links.fail_on_outlier:
-            record = {"verdict": "FAIL", "exit_code": 1, "lines": [f"FAIL: {failure}"], "causes": [], "hosts": {}}
-            click.echo(json.dumps(record, indent=1))
-        return 1
     if not of_links:
-        raise UserError(ONLY_LINKS.format(links.given, "has no results"))
+        return _nothing_measured(links, form, failure)
     verdicts, expected = [], _expected(links)
     before = read_run(links.against) if links.against else None
     for run, verdict in of_links:
@@ -673,3 +668,17 @@ def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str,
     if form == "json" and links.fail_on_outlier:
         click.echo(json.dumps(preflight.record(), indent=1))
     return EXIT_CODES[preflight.verdict]
+
+
+def _nothing_measured(links: LinkOptions, form: str, failure: str) -> int:
+    """Print the verdict as JSON, if required, after a failure before the first links; return the exit code.
+
+    Raises:
+        UserError: without a failure, the scenarios measure no links.
+    """
+    if not failure:
+        raise UserError(ONLY_LINKS.format(links.given, "has no results"))
+    if form == "json" and links.fail_on_outlier:
+        lines = [f"FAIL: {failure}"]
+        click.echo(json.dumps({"verdict": "FAIL", "exit_code": 1, "lines": lines, "causes": [], "hosts": {}}, indent=1))
+    return 1

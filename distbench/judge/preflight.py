@@ -78,7 +78,7 @@ def level_rates(links: LinkRun, expected: ExpectedRates | None) -> list[LevelRat
     return levels
 
 
-FILES = tuple(f"{name}_hosts" for name in (GOOD, BAD)) + ("preflight.json", "preflight.prom")
+FILES = (f"{GOOD}_hosts", f"{BAD}_hosts", "preflight.json", "preflight.prom")
 
 
 @dataclass(frozen=True)

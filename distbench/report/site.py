@@ -314,7 +314,7 @@ def _origin(launch: Launch) -> tuple[str, str]:
 
 def _finding(cases: Sequence[ChangedCase], num_cases: int, launches: Sequence[Launch], is_tested: bool) -> str:
     """The finding in one line, with the severity that `history` prints for these cases."""
-    counts = Counter(case.standing for case in cases)
+    counts, num_launches = Counter(case.standing for case in cases), count_text(len(launches), "launch", "launches")
     num_regressions = counts[SLOWER] + counts[RECOVERED]
     oldest = min((launch.started_at, _origin(launch)[0][:10]) for launch in launches)[1]
     since = f" since {oldest}" if oldest != NOTHING else ""
@@ -326,8 +326,8 @@ def _finding(cases: Sequence[ChangedCase], num_cases: int, launches: Sequence[La
     if counts[FASTER]:
         return f"PASS: {count_text(counts[FASTER], 'improvement')} and no regression {of_cases}"
     if not is_tested:
-        return f"UNKNOWN: too few launches to detect a change: {count_text(len(launches), 'launch', 'launches')} {of_cases}"
-    return f"PASS: no change {of_cases} ({count_text(len(launches), 'launch', 'launches')})"
+        return f"UNKNOWN: too few launches to detect a change: {num_launches} {of_cases}"
+    return f"PASS: no change {of_cases} ({num_launches})"
 
 
 def _write_group(group: Group, judged: JudgedCases, runs: Mapping[str, str], folder: Path) -> None:
