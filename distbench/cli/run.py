@@ -630,7 +630,8 @@ def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str,
         failure: the reason if a case failed, such as a host that no longer responds.
 
     Returns:
-        The exit code: 1 if a rank or link is slow or a case failed, 3 if a rank or link of half the speed could be undetected, else 0.
+        The exit code: 1 if a rank or link is slow or a case failed, 3 if a rank or link of half the speed could be
+        undetected, else 0.
 
     Raises:
         UserError: no links were measured, the earlier run has other links, or a file cannot be written.
