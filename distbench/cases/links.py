@@ -45,14 +45,16 @@ Pairs = tuple[tuple[int, int], ...]
 TRIES = 3
 MAX_ROUNDS = 64
 RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products remain below 2^24, so that float32 is exact
-GROUP, MAX_PASSES = "links", 10
+GROUP, MAX_PASSES = "links", 12
 DTYPE, PERIOD = "f32", 251
 # A message long enough to measure bandwidth, and a product long enough to measure a rank's speed.
 SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
 SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
 SMALL_BYTES = 4
 # The number of samples per pass. Samples of one period drift together, so more samples would not add information.
-SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
+SMALL_SAMPLES, LARGE_SAMPLES = 5, 2
+# Small messages per sample. Ranks leave the barrier before a sample at times that differ by more than one message.
+SMALL_REPEATS = 20
 
 
 def segments_so_far() -> Segments | None:
@@ -241,7 +243,7 @@ def _computing_cases(size: int, burst_s: float, hosts: Sequence[str], context: R
         turn_name = "all" if len(turns) == 1 else f"rank{ranks[0]}" if len(ranks) == 1 else f"turn{number}"
         own_params = {**params, "ranks": list(ranks), "hosts": list(hosts), **devices}
         case = Case(f"links/{DTYPE}[{size},{size}]/matmul/{turn_name}", "links", own_params)
-        yield _case_spec(case, partial(_opened_turn, ranks, bursts, context), most_samples=1)
+        yield _case_spec(case, partial(_opened_turn, ranks, bursts, context), num_samples=1)
 
 
 def _at_once(hosts: Sequence[str], context: RankContext) -> dict[str, int]:
@@ -292,8 +294,8 @@ def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
         yield from _computing_cases(matmul_size, links.burst_s, hosts, context)
 
 
-def _case_spec(case: Case, opener: Any, most_samples: int) -> CaseSpec:
-    return CaseSpec(case, opener, GROUP, MAX_PASSES, keeps_ranks=True, most_samples=most_samples)
+def _case_spec(case: Case, opener: Any, num_samples: int) -> CaseSpec:
+    return CaseSpec(case, opener, GROUP, MAX_PASSES, keeps_ranks=True, num_samples=num_samples)
 
 
 def _round_case(
@@ -310,29 +312,28 @@ def _round_case(
         "hosts": hosts,
     }
     case = Case(f"links/{DTYPE}[{numel}]/send_recv/round{number}", "links", params)
-    most = SMALL_SAMPLES if size_bytes == SMALL_BYTES else LARGE_SAMPLES
+    num_samples, repeats = (SMALL_SAMPLES, SMALL_REPEATS) if size_bytes == SMALL_BYTES else (LARGE_SAMPLES, 1)
     partners = dict(link_round.pairs) | {second: first for first, second in link_round.pairs}
-    return _case_spec(case, partial(_open_round, partners, numel, context), most)
+    return _case_spec(case, partial(_open_round, partners, numel, repeats, context), num_samples)
 
 
 @contextlib.contextmanager
-def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> Iterator[OpenedCase]:
+def _open_round(partners: dict[int, int], numel: int, repeats: int, context: RankContext) -> Iterator[OpenedCase]:
     partner = partners.get(context.rank)
     mine, got = _tag(context.rank, numel).to(context.device), torch.zeros(numel, device=context.device)
 
-    def exchange() -> None:
-        if partner is None:
-            return
-        ops = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, got, partner)]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
+    def exchange(count: int = repeats) -> None:
+        for _ in range(count if partner is not None else 0):
+            ops = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, got, partner)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
 
     def check() -> str | None:
         got.zero_()
-        exchange()
+        exchange(1)
         return None if partner is None else first_difference(got.cpu(), _tag(partner, numel))
 
-    fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
+    fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2, "counters": {"repeats": repeats}}
     # Waiting ranks of this round also take part here, because NCCL creates a communicator when all ranks of a group
     # call it.
     yield OpenedCase(

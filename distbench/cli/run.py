@@ -414,17 +414,18 @@ def _measure(
     if exit_code != INTERRUPTED and _is_first(joined) and (form == "json" or not silent):
         if show_paths:
             _show_paths(jobs, form)
-        elif form == "json" and (exit_code or not links.fail_on_outlier):
-            click.echo(_json_of(jobs))
-        elif form == "json":
+        elif form == "json" and links.fail_on_outlier:
             pass  # the verdict below
+        elif form == "json":
+            click.echo(_json_of(jobs))
         else:
             show_summary(jobs, is_resumed)
     if missing := ending_of(click.get_current_context()).missing:
         say_once(f"distbench: error: {missing}")
-    if exit_code == 0 and _is_first(joined) and links.given:
-        code = links_code(jobs, links, silent, form)
-        exit_code = code if links.fail_on_outlier else 0
+    if exit_code in (0, 1) and _is_first(joined) and links.given:
+        failure = ending_of(click.get_current_context()).message if exit_code else ""
+        code = links_code(jobs, links, silent, form, failure)
+        exit_code = max(code, exit_code) if links.fail_on_outlier else exit_code
     sys.exit(exit_code)
 
 
@@ -572,7 +573,12 @@ def _ranks_before(targets: Sequence[str], links: LinkOptions) -> int | None:
         return None
     _expected(links)
     if links.verdict_out:
+        from distbench.judge.preflight import FILES
+
         make_folder(links.verdict_out, "--verdict-out")
+        # A failed launch must not leave the lists of an earlier preflight.
+        for name in FILES:
+            Path(links.verdict_out, name).unlink(missing_ok=True)
     from distbench.judge.links import link_run_of
     from distbench.records.run_file import read_run
     from distbench.spec import find
@@ -613,7 +619,7 @@ def _expected(links: LinkOptions) -> "ExpectedRates | None":
     return ExpectedRates(hardware.name, of_level)
 
 
-def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str) -> int:
+def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str, failure: str = "") -> int:
     """Print slow links, links that are slower than in an earlier run, and rates below those of the hardware.
 
     Args:
@@ -621,9 +627,11 @@ def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str)
         links: the earlier run, the hardware, and the folder for the verdict, if given.
         silent: print only slow links and unknown outcomes, because no summary was shown.
         form: "json" prints the verdict as JSON in addition, with --fail-on-outlier.
+        failure: the reason if a case failed, such as a host that no longer responds.
 
     Returns:
-        The exit code: 1 if a rank or link is slow, 3 if a rank or link of half the speed could be undetected, else 0.
+        The exit code: 1 if a rank or link is slow or a case failed, 3 if a rank or link of half the speed could be
+        undetected, else 0.
 
     Raises:
         UserError: no links were measured, the earlier run has other links, or a file cannot be written.
@@ -636,7 +644,7 @@ def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str)
     runs = [read_run(Path(job.run_file)) for job in jobs if Path(job.run_file).exists()]
     of_links = [(run, verdict) for run in runs if (verdict := judged(run))]
     if not of_links:
-        raise UserError(ONLY_LINKS.format(links.given, "has no results"))
+        return _nothing_measured(links, form, failure)
     verdicts, expected = [], _expected(links)
     before = read_run(links.against) if links.against else None
     for run, verdict in of_links:
@@ -650,12 +658,28 @@ def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str)
                 say(judgement.lines[0], err=True)
         verdicts += [verdict, *([since] if since else [])]
     levels = [level for _, verdict in of_links for level in level_rates(verdict.links, expected)]
-    preflight = Preflight(of_links[0][0].path.name, verdicts, levels, expected.name if expected else "")
+    preflight = Preflight(of_links[0][0].path.name, verdicts, levels, expected.name if expected else "", failure)
     for level, line in zip(levels, preflight.rate_lines(), strict=False):
         if level.slow or not silent:
             say(line, err=silent)
+    if failure and not silent:
+        say(f"FAIL: {failure}")
     for name, content in preflight.files() if links.verdict_out else ():
         write(Path(links.verdict_out or ".", name), content)
     if form == "json" and links.fail_on_outlier:
         click.echo(json.dumps(preflight.record(), indent=1))
     return EXIT_CODES[preflight.verdict]
+
+
+def _nothing_measured(links: LinkOptions, form: str, failure: str) -> int:
+    """Print the verdict as JSON, if required, after a failure before the first links; return the exit code.
+
+    Raises:
+        UserError: without a failure, the scenarios measure no links.
+    """
+    if not failure:
+        raise UserError(ONLY_LINKS.format(links.given, "has no results"))
+    if form == "json" and links.fail_on_outlier:
+        lines = [f"FAIL: {failure}"]
+        click.echo(json.dumps({"verdict": "FAIL", "exit_code": 1, "lines": lines, "causes": [], "hosts": {}}, indent=1))
+    return 1

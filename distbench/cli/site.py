@@ -66,6 +66,7 @@ def site(
     from distbench.report.site import require_own, write_site
     from distbench.show.blocks import Notes
     from distbench.show.terminal import text_of
+    from distbench.spec.printable_text import count_text
 
     require_own(folder)
     index = open_index(runs, numbers.columns(), progress_lines(quiet))
@@ -73,7 +74,7 @@ def site(
         why = f" ({index.warnings[0]})" if index.warnings else ""
         raise UserError(f"--results {runs} has no run file{why}; give a folder that distbench run wrote to")
     written = write_site(index, folder, _choice(chosen), num_run_pages)
-    progress_lines(quiet)(f"site written: {folder / 'index.html'} ({index.num_read} files read)")
+    progress_lines(quiet)(f"site written: {folder / 'index.html'} ({count_text(index.num_read, 'file')} read)")
     if form == "json":
         changed = [
             {"standing": case.standing, "page": case.page, "machine": group.machine, **asdict(case.series)}

@@ -22,6 +22,7 @@ from distbench.records.launches import Launch, Value, launch_of, value_of
 from distbench.records.results_folder import run_files_in
 from distbench.records.run_file import Header, Run, read_run
 from distbench.spec.errors import UserError
+from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import Floats
 from distbench.statistics.verdicts import IMPROVEMENT, PASS, REGRESSION, Options
 
@@ -253,7 +254,8 @@ def series_of(name: str, launches: Sequence[Launch]) -> RecordedSeries:
 def _require_launches(name: str, count: int, num_failed: int = 0) -> None:
     if count < MIN_LAUNCHES:
         failed = f" that finished, and {num_failed} that did not" if num_failed else ""
-        raise UserError(f"{name} has {count} launches{failed}; record at least {MIN_LAUNCHES}, preferably 60")
+        launches = count_text(count, "launch", "launches")
+        raise UserError(f"{name} has {launches}{failed}; record at least {MIN_LAUNCHES}, preferably 60")
 
 
 Rule = Callable[[RecordedSeries, Window], TrialVerdicts]

@@ -239,7 +239,7 @@ def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
     alone, shared = num_cases < MIN_CASES, points.shared_share
     few = f"{num_launches} launches cannot separate {{}} from the machine's drift; {MIN_BLOCKS * BLOCK} are needed"
     if math.isnan(points.own_share):
-        least = f"{num_launches} launches are too few to detect a change; {2 * MIN_LAUNCHES} are needed"
+        least = f"{num_launches} launches are too few to detect a change; {launches_needed(num_cases)} are needed"
         return [few.format("a change") if alone and num_launches >= 2 * MIN_LAUNCHES else least]
     of_all = "" if math.isnan(shared) else f" ({100 * shared:.0f} % for the median of all cases)"
     share = f"{100 * points.own_share:.0f} % of a case's sum of squares"
@@ -314,10 +314,20 @@ def answer(series: Sequence[Series]) -> tuple[str, str]:
     launch_both = f"Next: distbench ab REF_A REF_B -- {argument_of(series[0].scenario)}   "
     compares, detects = f"{launch_both}(compares revisions)", f"{launch_both}(detects smaller changes)"
     if more := series[0].more:
-        compares = detects = f"Next: {collect_text(more, PAIRS_ADVISED)}"
+        compares, detects = more_launches(len(series)), f"Next: {collect_text(more, PAIRS_ADVISED)}"
     if not any(each.is_tested for each in series):
-        return f"UNKNOWN: {launches} of {cases} are too few to detect a change", compares
+        return f"UNKNOWN: too few launches to detect a change: {launches} of {cases}", compares
     return f"PASS: no performance change in {cases} ({launches})", detects
+
+
+def launches_needed(num_cases: int) -> int:
+    """Return the smallest number of launches in which a change can be detected."""
+    return MIN_BLOCKS * BLOCK if num_cases < MIN_CASES else 2 * MIN_LAUNCHES
+
+
+def more_launches(num_cases: int) -> str:
+    """Return the next step if another tool's launches are too few."""
+    return f"Next: add launches of the same program; {launches_needed(num_cases)} of each case are needed"
 
 
 def next_step(series: Series) -> str:

@@ -78,6 +78,9 @@ def level_rates(links: LinkRun, expected: ExpectedRates | None) -> list[LevelRat
     return levels
 
 
+FILES = (f"{GOOD}_hosts", f"{BAD}_hosts", "preflight.json", "preflight.prom")
+
+
 @dataclass(frozen=True)
 class Preflight:
     """The result of a preflight.
@@ -87,17 +90,23 @@ class Preflight:
         verdicts: on this run, and on its changes since an earlier run.
         levels: measured and expected rates.
         hardware: name of the hardware file, or "".
+        failure: the reason if a case of the launch failed, or "".
     """
 
     run_file: str
     verdicts: Sequence[LinksVerdict]
     levels: Sequence[LevelRates]
     hardware: str = ""
+    failure: str = ""
 
     @property
     def verdict(self) -> str:
         """PASS, FAIL or UNKNOWN."""
-        if any(verdict.is_slow for verdict in self.verdicts) or any(level.slow for level in self.levels):
+        if (
+            self.failure
+            or any(verdict.is_slow for verdict in self.verdicts)
+            or any(level.slow for level in self.levels)
+        ):
             return "FAIL"
         return "PASS" if all(verdict.is_conclusive for verdict in self.verdicts) else "UNKNOWN"
 
@@ -114,7 +123,7 @@ class Preflight:
     def hosts(self) -> dict[str, str]:
         """Return each host's state: GOOD, BAD (it has a cause) or UNKNOWN (it may have a cause, or the check is not
         conclusive)."""
-        known = all(verdict.is_conclusive for verdict in self.verdicts)
+        known = not self.failure and all(verdict.is_conclusive for verdict in self.verdicts)
         hosts = (host for verdict in self.verdicts for host in verdict.links.hosts)
         states = dict.fromkeys(hosts, GOOD if known else UNKNOWN)
         # A slow link between two hosts does not show which of them is at fault.
@@ -165,10 +174,11 @@ class Preflight:
         """Return the record of `preflight --json`."""
         first = self.verdicts[0]
         num_ranks = len(first.links.hosts)
+        failed = [f"FAIL: {self.failure}"] if self.failure else []
         return {
             "verdict": self.verdict,
             "exit_code": EXIT_CODES[self.verdict],
-            "lines": [*(line for verdict in self.verdicts for line in verdict.lines), *self.rate_lines()],
+            "lines": [*failed, *(line for verdict in self.verdicts for line in verdict.lines), *self.rate_lines()],
             "causes": self.causes(),
             "hosts": self.hosts(),
             "num_passes": first.verdict.num_passes,
@@ -192,8 +202,8 @@ class Preflight:
     def files(self) -> Iterator[tuple[str, str]]:
         """Yield (name, content) of the files of --verdict-out."""
         states = self.hosts()
-        for state in (GOOD, BAD):
-            yield f"{state}_hosts", "".join(f"{host}\n" for host in states if states[host] == state)
+        for name, state in zip(FILES, (GOOD, BAD), strict=False):
+            yield name, "".join(f"{host}\n" for host in states if states[host] == state)
         yield "preflight.json", json.dumps(self.record(), indent=1) + "\n"
         samples = [
             ({"host": host, "state": name}, float(state == name))

@@ -116,7 +116,7 @@ def _is_nccl_tests(file: Path) -> bool:
 def _read(file: Path) -> Run:
     if _is_nccl_tests(file):
         return read_nccl_tests(file)
-    if file.suffix == ".json":
+    if file.suffix != ".jsonl":
         raise UserError(f"{file} is not a file of nccl-tests (-J FILE); give another file, or run files (.jsonl)")
     return read_run(file)
 

@@ -51,7 +51,7 @@ class CaseSpec:
     group: str = ""
     max_passes: int = 0  # maximum for the case's group; 0 for no maximum
     keeps_ranks: bool = False  # whether the run file has each rank's median of further passes
-    most_samples: int = 0  # maximum per pass; 0 for the maximum of the settings
+    num_samples: int = 0  # samples per pass; 0: as many as the settings and the case's time allow
 
 
 def first_difference(got: Any, expected: Any) -> str | None:

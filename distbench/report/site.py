@@ -29,6 +29,7 @@ from distbench.judge.history import (
     Point,
     Series,
     judge_cases,
+    more_launches,
     next_step,
     origin,
 )
@@ -161,6 +162,8 @@ class Site:
         if cases:
             return finding, next_step(cases[0].series)
         more = launches[-1].more
+        if more and not any(group.is_tested for group in self.groups):
+            return finding, more_launches(num_cases)
         command = f"distbench ab REF_A REF_B -- {argument_of(launches[-1].scenario)}   (compares revisions)"
         return finding, f"Next: {collect_text(more, PAIRS_ADVISED) if more else command}"
 
@@ -311,7 +314,7 @@ def _origin(launch: Launch) -> tuple[str, str]:
 
 def _finding(cases: Sequence[ChangedCase], num_cases: int, launches: Sequence[Launch], is_tested: bool) -> str:
     """The finding in one line, with the severity that `history` prints for these cases."""
-    counts = Counter(case.standing for case in cases)
+    counts, num_launches = Counter(case.standing for case in cases), count_text(len(launches), "launch", "launches")
     num_regressions = counts[SLOWER] + counts[RECOVERED]
     oldest = min((launch.started_at, _origin(launch)[0][:10]) for launch in launches)[1]
     since = f" since {oldest}" if oldest != NOTHING else ""
@@ -323,8 +326,8 @@ def _finding(cases: Sequence[ChangedCase], num_cases: int, launches: Sequence[La
     if counts[FASTER]:
         return f"PASS: {count_text(counts[FASTER], 'improvement')} and no regression {of_cases}"
     if not is_tested:
-        return f"UNKNOWN: {count_text(len(launches), 'launch', 'launches')} are too few to detect a change {of_cases}"
-    return f"PASS: no change {of_cases} ({count_text(len(launches), 'launch', 'launches')})"
+        return f"UNKNOWN: too few launches to detect a change: {num_launches} {of_cases}"
+    return f"PASS: no change {of_cases} ({num_launches})"
 
 
 def _write_group(group: Group, judged: JudgedCases, runs: Mapping[str, str], folder: Path) -> None:

@@ -304,12 +304,12 @@ class Runner:
             opened_case = turn.open()
         with self._stopwatch.on("warm-up"):
             if turn.limits is None or not opened_case.stays_open:
-                meter, most = self._meter.started_on(opened_case.starts_on), turn.case_spec.most_samples
+                meter = self._meter.started_on(opened_case.starts_on)
                 estimate_s = meter.warm_up(opened_case.call, opened_case.warm_ups)
                 if turn.limits is None:
                     turn.estimate_s = turn.shortest_s = turn.longest_s = estimate_s
                     turn.is_touched = not opened_case.held_bytes
-                    turn.limits = self._plan.limits(estimate_s, turn.is_touched, most)
+                    turn.limits = self._plan.limits(estimate_s, turn.is_touched, turn.case_spec.num_samples)
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
             else:

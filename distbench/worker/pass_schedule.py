@@ -67,27 +67,24 @@ class PassPlan:
         return places
 
     def limits(
-        self, estimate_s: float, is_touched: bool = False, most: int = 0, num_samples: int = SAMPLES_A_TURN
+        self, estimate_s: float, is_touched: bool = False, num_samples: int = 0, most: int = SAMPLES_A_TURN
     ) -> Settings:
         """Return the limits of one case in one pass.
 
         Args:
             estimate_s: seconds that an iteration takes.
             is_touched: whether an untimed iteration precedes the samples.
-            most: maximum number of samples, if not 0.
-            num_samples: number of samples, if the budget allows.
+            num_samples: number of samples, if the case has one.
+            most: number of samples of other cases, if the budget allows.
         """
         settings = self._settings
+        if num_samples:
+            return replace(settings, min_samples=num_samples, max_samples=num_samples, target_ci=0.0)
         if not self.is_automatic:
-            of_a_pass = replace(settings, passes=self.num_passes).of_a_pass()
-            if not most:
-                return of_a_pass
-            least, most = min(of_a_pass.min_samples, most), min(of_a_pass.max_samples, most)
-            return replace(of_a_pass, min_samples=least, max_samples=most)
+            return replace(settings, passes=self.num_passes).of_a_pass()
         sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
         least = min(LEAST_AFTER_TOUCH if is_touched else LEAST, max(int(LONG_TURN_S / sample_s), 1))
-        count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), num_samples, settings.max_samples)
-        count = min(count, most or count)
+        count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), most, settings.max_samples)
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
     def share_limits(self, turns: Sequence["CaseProgress"]) -> float:
@@ -100,12 +97,12 @@ class PassPlan:
         compared: dict[tuple[str, int], list[CaseProgress]] = {}
         for turn in turns:
             if turn.case_spec.group and turn.limits is not None:
-                compared.setdefault((turn.case_spec.group, turn.case_spec.most_samples), []).append(turn)
-        for (_, most), group_turns in compared.items():
+                compared.setdefault((turn.case_spec.group, turn.case_spec.num_samples), []).append(turn)
+        for (_, num_samples), group_turns in compared.items():
             longest_s = max(turn.estimate_s for turn in group_turns)
             short = int(SHORT_TURN_S / max(longest_s, 1e-7) / self._settings.iterations_per_sample)
             is_touched = any(turn.is_touched for turn in group_turns)
-            limits = self.limits(longest_s, is_touched, most, max(SAMPLES_A_TURN, short))
+            limits = self.limits(longest_s, is_touched, num_samples, max(SAMPLES_A_TURN, short))
             shortest_s = min(turn.estimate_s for turn in group_turns)
             for turn in group_turns:
                 longer_s += (limits.max_samples - turn.limits.max_samples) * turn.estimate_s if turn.limits else 0.0

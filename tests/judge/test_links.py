@@ -109,7 +109,7 @@ def test_a_burst_of_products_counts_as_one_product() -> None:
 def test_a_case_that_takes_a_sample_a_turn_takes_no_more(passes: int) -> None:
     plan = PassPlan(replace(Settings(), passes=passes), 4, is_compared=True)
     assert plan.limits(1e-3).max_samples > 1
-    of_one = plan.limits(1e-3, most=1)
+    of_one = plan.limits(1e-3, num_samples=1)
     assert (of_one.min_samples, of_one.max_samples) == (1, 1)
 
 

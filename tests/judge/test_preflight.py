@@ -1,6 +1,7 @@
 """The result of a preflight: expected rates, the states of hosts, JSON, OpenMetrics and lists."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,31 @@ def test_files_and_json_have_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
         "preflight.json",
         "preflight.prom",
     ]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_failed_launch_is_a_fail_without_good_hosts(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path, has_links: bool
+) -> None:
+    run = made_up(1, {})
+    monkeypatch.setattr(
+        "distbench.records.run_file.read_run", lambda path: run if has_links else replace(run, cases=[])
+    )
+    jobs: list[Any] = [SimpleNamespace(run_file=str(tmp_path))]
+    asked = LinkOptions(fail_on_outlier=True, verdict_out=tmp_path)
+    assert links_code(jobs, asked, True, "json", "host b no longer responds") == 1
+    record = json.loads(capsys.readouterr().out)
+    assert (record["verdict"], record["exit_code"]) == ("FAIL", 1)
+    assert record["lines"][0] == "FAIL: host b no longer responds" and record["hosts"] == (
+        {"a": "unknown", "b": "unknown"} if has_links else {}
+    )
+    assert not has_links or not (tmp_path / "good_hosts").read_text()
+
+
+def test_lists_of_an_earlier_preflight_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "good_hosts").write_text("b\n")
+    words = ["preflight", "--quick", "--verdict-out", str(tmp_path), "--against", str(tmp_path / "nowhere.jsonl")]
+    assert CliRunner().invoke(main, words).exit_code == 2 and not (tmp_path / "good_hosts").exists()
 
 
 @pytest.mark.parametrize(
