@@ -26,7 +26,7 @@ from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep, UserStep, step_of
 from distbench.ranks.context import RankContext, dtype_name, shape_text
-from distbench.ranks.failure import one_line, one_line_and_place
+from distbench.ranks.failure import one_line_and_place
 from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError
 from distbench.spec.job import Variant, mesh_of
 from distbench.spec.mesh import BATCH_DIMS, mesh_size
