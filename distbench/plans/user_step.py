@@ -107,9 +107,9 @@ def call_step(scenario: Scenario, model: nn.Module, batch: Any, made: Any) -> An
         if FREED not in str(error):
             raise
         raise UserError(
-            f"step ({raised_at(error) or place_of(scenario.step)}) differentiates a gradient, but FSDP frees parameters "
-            "after the first backward; call model.set_reshard_after_backward(False) before torch.autograd.grad(..., "
-            "create_graph=True), and model.set_reshard_after_backward(True) after it"
+            f"step ({raised_at(error) or place_of(scenario.step)}) differentiates a gradient, but FSDP frees "
+            "parameters after the first backward; call model.set_reshard_after_backward(False) before "
+            "torch.autograd.grad(..., create_graph=True), and model.set_reshard_after_backward(True) after it"
         ) from error
     losses = [*returned.values()] if isinstance(returned, Mapping) else [returned]
     if not (losses and all(map(_is_number, losses))):
