@@ -34,6 +34,7 @@ FILES = {
     "own_pipeline.py": "torch",
     "own_step.py": "torch",
     "lightning_module.py": "lightning",
+    "accelerate_step.py": "accelerate",
     "hf.py": "transformers",
     "hf_itself.py": "transformers",
     "hf_inference.py": "transformers",
@@ -67,6 +68,7 @@ MEASURED = ("docs/examples", "benchmarks/models_by_hand.py")
 NAMED = {"gpt2": "random numbers"}
 # File to what its simulation must assume.
 ASSUMED: dict[str, dict[str, Assumption]] = {"own_experts.py": {"layers.*": "uniform"}}
+NOT_SWEPT = "forward-only"
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
     Claim(
@@ -111,6 +113,13 @@ def quick() -> list[Row]:
         for sentence in filter(None, [row["wrong"], *row["differences"]]):
             print(f"    {sentence}")
     print_once({row["name"]: row for row in found})
+    sweeps = {
+        name: sentence
+        for file in files
+        for name, sentence in kept(f"models-sweep-{Path(file).name}", partial(swept, file), *MEASURED).items()
+    }
+    for name, sentence in sweeps.items():
+        print(f"tune {name}: {sentence or 'ranked'}")
     owned = min(100 * row["num_owned"] / row["num_traced"] for row in found)
     missing = sum(abs(row["signed"] - row["num_traced"]) + len(row["differences"]) for row in found)
     return [
@@ -122,6 +131,7 @@ def quick() -> list[Row]:
         ),
         ("collectives missing", float(missing), 0.0),
         ("examples not simulated", float(sum(row["simulated"] < 1 for row in found)), 0.0),
+        ("examples that tune neither ranks nor rejects", float(sum(map(is_odd, sweeps.values()))), 0.0),
         ("least owned, %", owned, -float(LEAST_OWNED)),
         (
             "largest error over what is allowed",
@@ -194,6 +204,19 @@ def simulated(file: str) -> dict[str, int]:
     }
 
 
+def swept(file: str) -> dict[str, str]:
+    """Scenario to the sentence of `tune` on the scenario's number of H100; "" if ranked."""
+    assumptions = [f"--assume={pattern}={value}" for pattern, value in ASSUMED.get(Path(file).name, {}).items()]
+    answers = {}
+    for entry in find(file):
+        with tempfile.TemporaryDirectory() as folder:
+            words = ("--world", str(math.prod(entry.mesh.values())), "--hardware", "h100", "--plans", "2", *assumptions)
+            answers[entry.name] = bench_families.printed(
+                *("tune", f"{file}::{entry.name}", *words, "--results", f"{folder}/sweep", "--json")
+            )[1]
+    return answers
+
+
 def glue_of(file: Path, name: str) -> int:
     """Lines marked as glue, of a file's scenario and of what stands outside of all of them."""
     counts: dict[str, int] = {}
@@ -204,6 +227,11 @@ def glue_of(file: Path, name: str) -> int:
         counts[at] = counts.get(at, 0) + ("# glue" in text)
     others = {entry.name for entry in find(str(file))} - {name.partition("/")[0]}
     return sum(count for at, count in counts.items() if at not in others)
+
+
+def is_odd(sentence: str) -> bool:
+    """Whether `tune` failed without one sentence on what it does not sweep."""
+    return bool(sentence) and ("\n" in sentence or NOT_SWEPT not in sentence)
 
 
 def is_ok(row: dict[str, Any]) -> bool:

@@ -24,6 +24,8 @@ DEGREES = {
     "cp": "context_parallel_degree",
     "tp": "tensor_parallel_degree",
 }
+SDPA = "ScaledDotProductAttention"
+PLAIN: set[str] = set()  # configurations without their converters, which need a GPU
 # With expert parallelism its dispatcher reads a mesh that is not made on a fake process group.
 LEFT_OUT = {"spmd_backend": "partial_dtensor", "expert_parallel_degree": 1}
 
@@ -40,12 +42,27 @@ def registered(name: str) -> Any:
         except (ImportError, RuntimeError, ValueError, AssertionError):  # converters that need a GPU
             plain = registry.model_registry
             registry.model_registry = lambda flavor, **_: plain(flavor)
+            PLAIN.add(name)
             return getattr(registry, name)()
     except ImportError as error:
         problem = f"torchtitan's registry of {models[name]} cannot be imported ({error})"
         raise UserError(
             f"{problem}; install that module, or all that torchtitan requires: {INSTALLS['torchtitan']}"
         ) from error
+
+
+def omits(name: str, config: Any) -> tuple[str, ...]:
+    """Return the parts of a configuration's own step that `torchtitan` replaces or leaves out."""
+    parts = ["its converters, which need a GPU"] if name in PLAIN else []
+    attentions = [layer.attention for layer in config.model_spec.model.layers if hasattr(layer, "attention")]
+    kinds = {type(each.inner_attention).__qualname__.partition(".")[0] for each in attentions}
+    parts += [f"{kind} (causal scaled_dot_product_attention instead)" for kind in sorted(kinds - {SDPA})]
+    if any("sinks" in (getattr(each, "param_init", None) or {}) for each in attentions):
+        parts.append("attention sinks")
+    if (degree := config.parallelism.expert_parallel_degree) > 1:
+        parts.append(f"expert parallelism of degree {degree}")
+    optimizers = {group.optimizer_name for group in config.optimizer.param_groups}
+    return (*parts, *(f"{optimizer} (AdamW instead)" for optimizer in sorted(optimizers - {"AdamW"})))
 
 
 def own_tensor_parallel(name: str) -> int:
@@ -153,4 +170,5 @@ def torchtitan(
         if plan == "own"
         else ParallelPlan(fsdp=blocks, checkpoint=() if checkpoint == "none" else ("layers.*",)),
         gradient_divide_factor=1 if plan == "own" else None,
+        omits=omits(config, found),
     )

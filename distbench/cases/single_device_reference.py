@@ -313,7 +313,7 @@ def run_step(
 def _run_user_step(
     scenario: Scenario, model: nn.Module, batch: Any, made: Any, collect: Collect | None
 ) -> torch.Tensor:
-    with kept_gradients() as kept:
+    with kept_gradients(model, made) as kept:
         losses = [loss_of_step(call_step(scenario, model, batch, made)) for _ in range(scenario.period)]
     for name, parameter in model.named_parameters():
         gradient = kept.get(parameter, parameter.grad)

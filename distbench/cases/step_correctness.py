@@ -35,6 +35,7 @@ from distbench.cases.trained_tensors import digests_of_gradients, fingerprint, p
 from distbench.plans.batch import batch_of
 from distbench.plans.model import Blueprint, tensors_of
 from distbench.plans.training_step import ForwardStep, TrainingStep, UserStep
+from distbench.plans.user_step import optimizers_of
 from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
 from distbench.ranks.device import products_of_f32
 from distbench.ranks.failure import called_at, one_line, one_line_and_place, place_of
@@ -392,19 +393,20 @@ class StepCheck:
         # The comparison may have replaced the gradients.
         step.restart()
         rerun = loss if is_random else _run(step, False)[0]
-        gathered = self._context.gather((fingerprint(batch.tree), held_gradients(step.model)))
-        prints, gradients = zip(*gathered, strict=True)
+        own = fingerprint(batch.tree), held_gradients(step.model), scales_of(step.optimizer)
+        prints, gradients, scales = zip(*self._context.gather(own), strict=True)
         may_couple = not is_random and num_parts > 1 and not isinstance(step, ForwardStep)
         is_coupled = may_couple and self._is_mean_over_parts(differences, loss, reference, allowance, num_parts)
         has_ddp = scenario.plan.ddp is not None
-        call = f"call ({place_of(scenario.call)})" if scenario.call is not None else ""
+        caller = caller_of(scenario)
         causes = [
             *_of_model(random, in_eval_mode, differences.batch_statistics, num_parts),
             *self._seen.causes(step),
-            *of_forward(call, self._seen.has_forward or not (has_ddp and call), "DDP prepares its reductions"),
+            *of_forward(caller, self._seen.has_forward or not (has_ddp and caller), "DDP prepares its reductions"),
             *of_loss(differences.mean_loss, differences.expected_loss, num_parts),
             *_of_labels(dict(tensors_of(batch.tree)), batch.split_dims, num_parts),
             *of_batches(step.batch.tree, batch.tree, again.tree, prints),
+            *of_scales(scales),
             *of_compiled(compiled, max(errors, default=0), loses_gradients_of_pending_inputs),
             *_of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
             *of_replicas([] if is_random else gradients, has_ddp),
@@ -571,6 +573,24 @@ def of_replicas(gradients_by_rank: Sequence[Gradients], has_ddp: bool = False) -
                 return
 
 
+def scales_of(made: Any) -> dict[str, float]:
+    """Return the scale of each gradient scaler, by its name among the optimizers."""
+    named = optimizers_of(made).items()
+    return {name: float(value.get_scale()) for name, value in named if hasattr(value, "get_scale")}
+
+
+def of_scales(by_rank: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """Compare the ranks' scales of gradient scalers."""
+    for rank, scales in enumerate(by_rank):
+        for name, scale in scales.items():
+            if scale != by_rank[0].get(name):
+                yield (
+                    f"scaler {name!r} has the scale {by_rank[0].get(name)} on rank 0 and {scale} on rank {rank}; give "
+                    "every rank the same init_scale, and share the overflow flag by an all-reduce"
+                )
+                return
+
+
 def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
     """Compare a rank's loss from the initial values with that of a second run."""
     if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
@@ -581,12 +601,19 @@ def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
         )
 
 
-def of_forward(call: str, has_run: bool, what_it_does: str) -> Iterator[str]:
-    """Report a scenario's `call` that did not run the model's forward, and the effect."""
+def caller_of(scenario: Scenario) -> str:
+    """Return the name and place of the scenario's function that calls the model; "" if distbench calls it."""
+    name = "call" if scenario.step is None else "step"
+    function = getattr(scenario, name)
+    return "" if function is None else f"{name} ({place_of(function)})"
+
+
+def of_forward(caller: str, has_run: bool, what_it_does: str) -> Iterator[str]:
+    """Report a scenario's function that did not run the model's forward, and the effect."""
     if not has_run:
         yield (
-            f"{call} bypasses the model's forward, in which {what_it_does}; call "
-            "model(...), whose forward does the work of call"
+            f"{caller} bypasses the model's forward, in which {what_it_does}; call model(...), whose forward calls "
+            "the model's parts"
         )
 
 

@@ -91,6 +91,8 @@ def _lines_of(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str]:
         yield f"    {_cut(row['reason'])}"
     if own := row.get("own_plan"):
         yield f"    checked with FSDP2 per block, because the recipe's plan fails: {_cut(own)}"
+    if omitted := row.get("omits"):
+        yield f"    without {', '.join(omitted)}"
     if near := row.get("nearest"):
         options = [
             f"--mesh {format_mesh(near['mesh'])}",

@@ -441,7 +441,7 @@ class UserStep(TrainingStep):
 
         Returns the mean of the calls' losses, each a mean over this rank's part of the batch.
         """
-        with kept_gradients() as kept:
+        with kept_gradients(self.model, self.optimizer) as kept:
             losses = [loss_of_step(self._call(lambda _: None)) for _ in range(self._scenario.period)]
         self._require_backward()
         for parameter, gradient in kept.items():

@@ -15,6 +15,7 @@ from distbench.spec import Scenario, UserError
 from distbench.spec.printable_text import listed
 from distbench.torch_private import around_backward, each_operator
 
+FREED = "out of bounds for storage of size 0"  # torch's words
 OTHER = "other"  # the phase of other work, after a backward or an optimizer
 
 
@@ -79,11 +80,12 @@ def require_optimizers(scenario: Scenario, made: Any, model: nn.Module) -> None:
         )
     own = {id(parameter) for parameter in model.parameters()}
     for name, optimizer in optimizers_of(made).items():
-        held = {id(parameter) for parameter in _parameters_of(optimizer)}
-        if held and not held & own:
+        held = _parameters_of(optimizer)
+        is_stale = any(parameter.is_meta for parameter in held) and not all(each.is_meta for each in model.parameters())
+        if held and (is_stale or not any(id(parameter) in own for parameter in held)):
+            which = "parameters from before the parallel model" if is_stale else "no parameter of the parallel model"
             raise UserError(
-                f"{field} ({place_of(make)}) returns {name!r}, which has no parameter of the parallel model; use "
-                "parameters of the given model"
+                f"{field} ({place_of(make)}) returns {name!r}, which has {which}; use parameters of the given model"
             )
 
 
@@ -99,7 +101,16 @@ def call_step(scenario: Scenario, model: nn.Module, batch: Any, made: Any) -> An
         UserError: the step returns another value.
     """
     assert scenario.step is not None
-    returned = scenario.step(model, batch, made)
+    try:
+        returned = scenario.step(model, batch, made)
+    except RuntimeError as error:
+        if FREED not in str(error):
+            raise
+        raise UserError(
+            f"step ({raised_at(error) or place_of(scenario.step)}) differentiates a gradient, but FSDP frees "
+            "parameters after the first backward; call model.set_reshard_after_backward(False) before "
+            "torch.autograd.grad(..., create_graph=True), and model.set_reshard_after_backward(True) after it"
+        ) from error
     losses = [*returned.values()] if isinstance(returned, Mapping) else [returned]
     if not (losses and all(map(_is_number, losses))):
         kind = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, torch.Tensor) else kind_of(returned)
@@ -124,20 +135,34 @@ def _detached(loss: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def kept_gradients() -> Iterator[dict[torch.Tensor, torch.Tensor]]:
-    """Yield a dict that gets a copy of each parameter's gradient when its optimizer first steps in the block."""
+def kept_gradients(model: nn.Module, made: Any) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+    """Yield a dict that gets a copy of each parameter's gradient when its optimizer first steps in the block.
+
+    After the block, parameters without an optimizer of torch have the gradient of the last backward.
+    """
     kept: dict[torch.Tensor, torch.Tensor] = {}
+    after_backward: dict[torch.Tensor, torch.Tensor] = {}
+    stepped = {parameter for optimizer in torch_optimizers(made) for parameter in _parameters_of(optimizer)}
+    others = [parameter for parameter in model.parameters() if parameter not in stepped]
 
     def keep(optimizer: Any, *_: object) -> None:
         for parameter in _parameters_of(optimizer):
             if parameter.grad is not None and parameter not in kept:
                 kept[parameter] = parameter.grad.detach().clone()
 
+    def keep_others() -> None:
+        for parameter in others:
+            if parameter.grad is not None:
+                after_backward[parameter] = parameter.grad.detach().clone()
+
     hook = register_optimizer_step_pre_hook(keep)
     try:
-        yield kept
+        with around_backward(lambda: None, keep_others):
+            yield kept
     finally:
         hook.remove()
+        for parameter, gradient in after_backward.items():
+            kept.setdefault(parameter, gradient)
 
 
 class StepWatch:

@@ -148,7 +148,10 @@ def recorded(
         case_id=case.id,
         params=case.params,
         pipeline=pipeline,
-        assumed=tuple(assumption_text(pattern, assumed) for pattern, assumed in (assume or {}).items()),
+        assumed=(
+            *(assumption_text(pattern, assumed) for pattern, assumed in (assume or {}).items()),
+            *(f"the step omits {part}" for part in scenario.omits),
+        ),
     )
     return RecordedRank(Recording(head, recorder.events), differing, busier)
 

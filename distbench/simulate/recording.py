@@ -78,7 +78,7 @@ class Head:
         rank: the recorded rank.
         case_id: id of the same step's case in a measured run, whose parameters are `params`.
         pipeline: properties of a pipeline, of which all ranks along its mesh dim are recorded; None without a pipeline.
-        assumed: a phrase for each value that `--assume` gave.
+        assumed: a phrase for each value that `--assume` gave, and for each part that the scenario omits.
     """
 
     scenario: Name

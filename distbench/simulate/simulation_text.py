@@ -90,7 +90,7 @@ def _setting(simulation: Simulation, full: Simulation, ranks: Sequence[Simulatio
         f"mesh {format_mesh(head.mesh)} ({count_text(world_size, 'device')}, {nodes}): "
         f"{units.count_text(head.num_parameters)} parameters, global batch {head.batch_size:,}",
     ]
-    sentences += [f"assumed: {text}; all ranks make the same choices" for text in head.assumed]
+    sentences += [f"assumed: {text}" for text in head.assumed]
     if (pipeline := head.pipeline) is not None:
         shares = [of_rank.parts.bubble_s / of_rank.timed.step_s for of_rank in ranks]
         parts = count_text(pipeline.microbatches, "micro-batch", "micro-batches")
@@ -205,5 +205,5 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
             "torch.compile is modelled by rules: memory-bound operators between two matmuls are one kernel, and "
             "tensors that backward does not need are freed"
         )
-    sentences += [f"assumed: {text}; all ranks make the same choices" for text in simulation.recording.head.assumed]
+    sentences += [f"assumed: {text}" for text in simulation.recording.head.assumed]
     return (*sentences, *simulation.not_simulated)

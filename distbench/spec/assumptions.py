@@ -67,7 +67,9 @@ def _recorded(pattern: str, path: Path) -> Mapping[str, Assumption]:
 def assumption_text(pattern: str, assumed: Assumption) -> str:
     """Describe an assumption, in a clause for the note of a simulated step."""
     if assumed == UNIFORM:
-        return f"modules {pattern} make each choice equally often"
-    if isinstance(assumed, list):
-        return f"modules {pattern} make {len(assumed)} choices by recorded counts"
-    return f"modules {pattern} read the value {assumed:g}, or their masks keep this share"
+        text = "make each choice equally often"
+    elif isinstance(assumed, list):
+        text = f"make {len(assumed)} choices by recorded counts"
+    else:
+        text = f"read the value {assumed:g}, or their masks keep this share"
+    return f"modules {pattern} {text}; all ranks make the same choices"

@@ -186,6 +186,8 @@ class Scenario(Declared):
         compute: number of sizes, smallest first, of operators on all ranks at the same time and of collectives in
             groups of every size; 0 for none.
         num_tokens: number of tokens in a global batch, or `batch -> number`; None for rates in samples/s.
+        omits: parts of the real step that this scenario replaces or leaves out, as phrases that `check` and `simulate`
+            print.
         tolerance: allowed relative error of the loss and of each gradient, for plans with lower precision than the
             model by other means than dtypes; None for 1e-5 or the rounding error of the model on one device.
     """
@@ -227,6 +229,7 @@ class Scenario(Declared):
     plugins: Mapping[str, Any] = field(default_factory=dict)
     compute: int = 0
     num_tokens: int | Callable[[Any], int] | None = None
+    omits: tuple[str, ...] = ()
     tolerance: float | None = None
 
     def __post_init__(self) -> None:

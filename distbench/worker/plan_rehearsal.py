@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
-from distbench.cases.step_correctness import of_forward
+from distbench.cases.step_correctness import caller_of, of_forward
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.fsdp import policies_of
 from distbench.plans.model import blueprint, place_attributes, tensors_of, unregistered
@@ -26,7 +26,7 @@ from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep, UserStep, step_of
 from distbench.ranks.context import RankContext, dtype_name, shape_text
-from distbench.ranks.failure import one_line, one_line_and_place, place_of
+from distbench.ranks.failure import one_line_and_place
 from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError
 from distbench.spec.job import Variant, mesh_of
 from distbench.spec.mesh import BATCH_DIMS, mesh_size
@@ -95,7 +95,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
         return Rehearsal((), missing, held_bytes)
     if step.has_buckets and num_parameters > MAX_REPEATED:
         return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", held_bytes)
-    problems, why_not = _tried(step, shapes.on, scenario.plan.ddp, scenario.call)
+    problems, why_not = _tried(step, shapes.on, scenario.plan.ddp, caller_of(scenario))
     failed = bool(problems or why_not)
     if failed and num_parameters > MAX_REPEATED:
         problems = tuple(f"{problem} (tried with shapes only)" for problem in problems)
@@ -120,7 +120,7 @@ def _tried_with_values(
         step = step_of(scenario, context)
     except UserError as error:
         return (str(error),), None
-    problems, why_not = _tried(step, contextlib.nullcontext, ddp, scenario.call)
+    problems, why_not = _tried(step, contextlib.nullcontext, ddp, caller_of(scenario))
     plan = scenario.step_plan
     is_other = plan.ep or plan.cp or plan.pipeline or callable(plan.tp) or scenario.step
     is_compared = plan.fsdp is not None and not is_other
@@ -153,7 +153,7 @@ def _tried(
     step: TrainingStep,
     on: Callable[[], contextlib.AbstractContextManager[None]],
     ddp: DdpPlan | None,
-    call: Callable[..., Any] | None,
+    caller: str,
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the problems of one step, and the reason if the step could not be tried."""
     tracker = _ForwardTracker(step.model, step.plan, "the step" if isinstance(step, UserStep) else "the loss")
@@ -162,9 +162,10 @@ def _tried(
     try:
         with on(), stance:
             step.forward_backward(tracker.stamp)
-        tracker.problems += _without_gradient(step.model, ddp)
-        if ddp is not None and call is not None:
-            tracker.problems += of_forward(f"call ({place_of(call)})", tracker.has_run, "DDP prepares its reductions")
+            tracker.problems += _without_gradient(step.model, ddp)
+            _ = step.phases  # observes whether the user's own step repeats with its period
+        if ddp is not None and caller:
+            tracker.problems += of_forward(caller, tracker.has_run, "DDP prepares its reductions")
         # Most optimizers read the value of a counter, which does not justify a repetition with values.
         with contextlib.suppress(NeedsValues), on():
             tracker.phase = "the optimizer"
@@ -179,8 +180,8 @@ def _tried(
         return (f"{tracker.where()} cannot run: {error}",), None
     except Exception as error:
         why = f"{one_line_and_place(error)}{step.batch.guessed()}{unregistered(step.built)}"
-        if call is not None and "DTensor" in why:
-            why = "; ".join([why, *of_forward(f"call ({place_of(call)})", tracker.has_run, "FSDP gathers parameters")])
+        if caller and "DTensor" in why:
+            why = "; ".join([why, *of_forward(caller, tracker.has_run, "FSDP gathers parameters")])
         return (f"{tracker.where()} cannot run: {why}",), None
     return tuple(tracker.problems), None
 
@@ -288,7 +289,7 @@ def _of_variant(
     except UserError as error:
         return {"problems": [str(error)]}
     except (Exception, SystemExit) as error:
-        return {"problems": [f"the scenario raises {one_line(error)}"]}
+        return {"problems": [f"the scenario raises {one_line_and_place(error)}"]}
 
 
 def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
@@ -353,7 +354,7 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     sizes = {"num_parameters": num_parameters, "parameter_bytes": rehearsal.parameter_bytes}
     step = "forward runs" if scenario.inference else "forward, loss and backward run"
     step = step if scenario.step is None else "its own step runs"
-    advice = _advice(scenario, built.model)
+    advice = [*_advice(scenario, built.model), *(f"the step omits {part}" for part in scenario.omits)]
     return {"problems": [], "step": step, "not_tried": rehearsal.why_not, "advice": advice, **sizes}
 
 

@@ -80,7 +80,7 @@ def _too_long(*_: object) -> None:
 def _row(scenario: Scenario, question: Mapping[str, Any]) -> dict[str, Any]:
     world, usable = question["world"], load_hardware(question["hardware"]).usable_bytes
     recipe = Recipe(question["function"], question["variant"], question["mesh"], scenario)
-    row: dict[str, Any] = {"num_parameters": recipe.num_parameters, "usable_bytes": usable}
+    row: dict[str, Any] = {"num_parameters": recipe.num_parameters, "usable_bytes": usable, "omits": scenario.omits}
     first = recipe.fit(recipe.own_mesh(world), {})
     if first.why_not and "plan" in question["variant"] and not first.problems:
         row["own_plan"], first = first.why_not, recipe.fit(recipe.own_mesh(world), {"plan": "fsdp"})

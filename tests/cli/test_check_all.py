@@ -30,6 +30,7 @@ ANSWERS = {
     "e": {**FITS, "fits": False, "why_not": "its plan is not valid", "problems": ["num_heads=3 over 2"]},
     "f": {**FITS, "fits": False, "depth": "", "why_not": "its step raises", "peak_bytes": 80 * GIB},
     "h": {**FITS, "fits": False, "process_s": 31.0},
+    "i": {**FITS, "omits": ["attention sinks", "Muon (AdamW instead)"]},
     "g": {**FITS, "own_plan": "parallelize raises", "set": {"plan": "fsdp"}},
 }
 
@@ -66,16 +67,17 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Run:
 def test_each_recipe_has_a_row_and_the_last_line_counts_verdicts(run: Run, known_host: None) -> None:
     done = run(" ".join(ANSWERS), "--width", "100")
     lines = done.output.splitlines()
-    assert lines[0] == "8 recipes of torchtitan on 8 x h100, 75.1 GiB usable each" and done.exit_code == 1
+    assert lines[0] == "9 recipes of torchtitan on 8 x h100, 75.1 GiB usable each" and done.exit_code == 1
     assert lines[2].split() == ["a_debugmodel", "8.03", "G", "dp_shard=8,tp=1", "45.6", "fits"]
     assert "--mesh dp_shard=32,tp=1 --set checkpoint=full (47.4 GiB)" in done.output
     assert "rejected" in lines[5] and "no answer within 300 s" in lines[6]
     assert ">= 45.6  rejected" in done.output and "num_heads=3 over 2" in done.output
     assert ">= 80.0  does not fit" in done.output  # that much is certain
     assert "checked with FSDP2 per block, because the recipe's plan fails: parallelize raises" in done.output
+    assert "    without attention sinks, Muon (AdamW instead)\n" in done.output
     assert "no fitting plan was found\n" in done.output
     assert "no fitting plan was found in 30 s of CPU time" in done.output
-    counts = "2 fits, 3 does not fit, 1 plan invalid, 2 rejected (1 with a plan that fits), of 8 recipes"
+    counts = "3 fits, 3 does not fit, 1 plan invalid, 2 rejected (1 with a plan that fits), of 9 recipes"
     assert f"FAIL: {counts}" in " ".join(done.output.split())
 
 

@@ -83,3 +83,9 @@ def test_steps_of_ones_own_communicate_by_phase_and_model(children: Children) ->
 def test_a_lightning_module_communicates_as_its_plan_says(children: Children) -> None:
     rows = signed_one(children, "lightning_module.py", "lightning_module")
     assert rows == Counter({"forward all_gather dp_shard": 1, "backward reduce_scatter dp_shard": 1})
+
+
+def test_an_accelerate_loop_communicates_in_each_of_its_two_calls(children: Children) -> None:
+    rows = signed_one(children, "accelerate_step.py", "accelerate_step")
+    kinds = ("forward all_gather dp_shard", "backward reduce_scatter dp_shard", "other all_reduce dp_shard")
+    assert rows == dict.fromkeys(kinds, 2)

@@ -20,6 +20,7 @@ from distbench.cases.step_correctness import (
     of_batches,
     of_loss,
     of_replicas,
+    of_scales,
 )
 from distbench.cases.trained_tensors import fingerprint
 from distbench.plans.batch import Batch, batch_of, loss_of
@@ -223,6 +224,9 @@ def test_gradients_that_nobody_sums_and_models_that_remember_are_told(context: R
     (said,) = of_replicas([{"a": ((0,), 1.0), "b": ((), 2.0)}, {"a": ((1,), 5.0), "b": ((), 2.1)}])
     assert said.startswith("ranks 0 and 1 hold the same part of b with different gradients, which are not summed")
     assert not [*of_replicas([held, held]), *of_replicas([{"a": ((0,), 1.0)}, {"a": ((1,), 5.0)}, {}])]
+    (said,) = of_scales([{"scaler": 1.0}, {"scaler": 1.0}, {"scaler": 2.0}])
+    assert said.startswith("scaler 'scaler' has the scale 1.0 on rank 0 and 2.0 on rank 2")
+    assert not [*of_scales([{"scaler": 1.0}, {"scaler": 1.0}]), *of_scales([{}, {}])]
     (said,) = of_another_run(1.0, 2.0)
     assert "neither parameter nor buffer" in said
     assert not [*of_another_run(1.0, 1.0), *of_another_run(None, 1.0)]

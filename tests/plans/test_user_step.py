@@ -17,8 +17,9 @@ from distbench.plans.training_step import step_of
 from distbench.plans.user_step import loss_of_step, optimizers_of, period_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
-from distbench.spec import ParallelPlan, Scenario, UserError
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.torch_private import fake_ranks
+from distbench.worker.plan_rehearsal import rehearse
 
 FULL = ("forward", "backward", "optimizer")
 
@@ -49,7 +50,7 @@ def step(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
 
 def given(step: Any = step, **fields: Any) -> Scenario:
     fields = {"make_optimizers": lambda model: torch.optim.SGD(model.parameters(), lr=0.1), **fields}
-    return Scenario(build_model=lambda: nn.Linear(3, 2), make_batch=samples, step=step, **fields)
+    return Scenario(**{"build_model": lambda: nn.Linear(3, 2), "make_batch": samples, "step": step, **fields})
 
 
 def alternating(every: int, then: Callable[..., object]) -> Callable[..., torch.Tensor]:
@@ -146,6 +147,18 @@ def test_a_later_call_of_another_kind_is_rejected(context: RankContext) -> None:
             own(no_stamp)
 
 
+STALE = nn.Parameter(torch.empty(2, device="meta"))  # as kept from build_model
+SHARDED: dict[str, Any] = {"plan": ParallelPlan(fsdp=FsdpPlan())}
+
+
+def penalised_twice(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
+    x = batch[0].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    loss = gradient.square().mean()
+    loss.backward()
+    return loss
+
+
 def twice(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
     loss = step(model, batch, optimizer)
     optimizer.step()
@@ -165,6 +178,11 @@ def twice(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
         ),
         (given(make_optimizers=lambda _: 3), r"make_optimizers \(.*:\d+\) returns an int, which has no step"),
         (given(make_optimizers=lambda _: [None]), "returns a list, which has no step"),
+        (
+            given(make_optimizers=lambda model: torch.optim.SGD([*model.parameters(), STALE])),
+            "returns 'optimizer', which has parameters from before the parallel model; use",
+        ),
+        (given(penalised_twice, **SHARDED), r"step \(.*test_user_step.py:\d+\) differentiates a gradient, but FSDP"),
         (
             given(make_optimizers=lambda model: torch.optim.SGD([model.get_parameter("gate")])),
             r"raises AttributeError: .*gate.* \(.*test_user_step.py:\d+\); use parameters that .*\(weight, bias",
@@ -235,6 +253,50 @@ def test_gradients_of_a_check_are_those_with_which_an_optimizer_steps(context: R
     norm = torch.stack([parameter.grad.norm() for parameter in own.model.parameters() if parameter.grad is not None])
     torch.testing.assert_close(norm.norm(), torch.tensor(1e-3), rtol=1e-3, atol=0)
     assert loss is not None and loss == loss_of_step({"one": loss - 2, "two": 2.0})
+
+
+class Own:
+    """An optimizer that is not torch's, and clears gradients."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = list(parameters)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.parameters:
+            parameter.sub_(parameter.grad, alpha=0.1)
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+@pytest.mark.parametrize("plan", [ParallelPlan(), ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",)))])
+def test_gradients_of_an_optimizer_that_is_not_torchs_are_those_of_the_last_backward(
+    context: RankContext, plan: ParallelPlan
+) -> None:
+    scenario = given(make_optimizers=lambda model: Own(model.parameters()), plan=plan)
+    assert not rehearse(scenario, context).problems
+    own = step_of(given(make_optimizers=lambda model: Own(model.parameters())), context)
+    before = [parameter.detach().clone() for parameter in own.model.parameters()]
+    own.forward_backward()
+    for parameter, value in zip(own.model.parameters(), before, strict=True):
+        assert parameter.grad is not None and parameter.grad.any()
+        torch.testing.assert_close(value - parameter, 0.1 * parameter.grad)
+
+
+def test_check_names_a_wrong_period_and_a_forward_that_ddp_does_not_see(context: RankContext) -> None:
+    (problem,) = rehearse(given(alternating(2, optimizer_step), period=3), context).problems
+    assert "a period of 2 calls; declare Scenario(period=2)" in problem
+
+    def parts(model: Any, batch: Any, optimizer: Any) -> torch.Tensor:
+        loss = F.cross_entropy(model.layer(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    ddp = given(parts, build_model=Inner, plan=ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))))
+    (problem,) = rehearse(ddp, context).problems
+    assert "test_user_step.py:" in problem and "bypasses the model's forward, in which DDP prepares" in problem
 
 
 class Inner(nn.Module):

@@ -128,5 +128,6 @@ def test_torchtitans_configurations_are_built_with_their_own_parallelize_functio
         model = scenario.build_model()
     assert sum(parameter.numel() for parameter in model.parameters()) == COUNTS["llama@8B"]
     assert scenario.parallelize is not None and scenario.plan.fsdp is None
+    assert scenario.omits == ("FlexAttention (causal scaled_dot_product_attention instead)",)
     blocks: Any = declared(function, {**entry.params, "config": "llama3_8b", "plan": "fsdp"})
     assert blocks.parallelize is None and blocks.plan.fsdp.wrap == ("layers.*",)
