@@ -77,8 +77,8 @@ HOW = {
     "greedy": "DTensor's default, no change needed",
     "min_cost": "with torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
     "calibrated": 'with distbench.calibrated_planning("{profile}")',
-    "direct": 'move = distbench.DirectRedistribution("{source}", "{target}", x.shape, mesh.mesh), then '
-    "move(x.to_local()) in place of redistribute",
+    "direct": 'from distbench import redistribute; plan = redistribute.plan("{source}", "{target}", x.shape, mesh); '
+    "redistribute.execute(x.to_local(), plan)",
 }
 
 

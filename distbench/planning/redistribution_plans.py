@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,6 @@ class PlannedStep:
         return f"{self.op} over {self.over}" if self.is_collective else f"local {self.op}"
 
 
-_keys = count()
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """One planner's plan from the source to the target."""
@@ -119,7 +116,7 @@ class Plan:
     problem: Problem  # mesh, shape and item size
     mesh: Any = None  # the DeviceMesh on which the plan can be executed, if any
     plan_backward: "Callable[[], Plan] | None" = None  # plans the gradient's redistribution
-    key: str = field(default_factory=lambda: str(next(_keys)))  # unique in this process
+    key: str = ""  # in compiled code
 
     @property
     def seconds(self) -> float:

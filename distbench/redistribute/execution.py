@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -23,6 +25,7 @@ Step = Callable[[torch.Tensor], Transit]
 _steps: "WeakKeyDictionary[Plan, list[Step]]" = WeakKeyDictionary()
 # Plans by key, since a compiled graph has only texts and numbers as arguments.
 _plans: "WeakValueDictionary[str, Plan]" = WeakValueDictionary()
+_keys = count()
 
 
 def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torch.Tensor | Pending":
@@ -43,7 +46,7 @@ def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torc
     if torch.compiler.is_compiling():
         if async_op:
             raise UserError("async_op does not work in compiled code; leave it out")
-        return _operator(local, plan.key)  # type: ignore[no-any-return]
+        return torch.ops.distbench.redistribute(local, plan.key)  # type: ignore[no-any-return]
     pending = Pending(local, plan)
     return pending if async_op else pending.wait()
 
@@ -96,19 +99,19 @@ def _plan_of_gradient(plan: Plan) -> Plan:
     return plan.backward
 
 
-def register(plan: Plan) -> Plan:
-    """Make a plan available to compiled code for as long as it exists; return it."""
-    _plans[plan.key] = plan
-    return plan
+@cache
+def _define_operator() -> None:
+    """Define the operator of compiled code, on first use, since its definition takes as long as this import."""
+    operator = torch.library.custom_op("distbench::redistribute", _run_by_key, mutates_args=())
+    operator.register_fake(_empty_result)
+    operator.register_autograd(_backward_by_key, setup_context=_remember)
 
 
-@torch.library.custom_op("distbench::redistribute", mutates_args=())
-def _operator(local: torch.Tensor, plan_key: str) -> torch.Tensor:
+def _run_by_key(local: torch.Tensor, plan_key: str) -> torch.Tensor:
     return Pending(local, _plans[plan_key]).result().clone(memory_format=torch.contiguous_format)
 
 
-@_operator.register_fake
-def _(local: torch.Tensor, plan_key: str) -> torch.Tensor:
+def _empty_result(local: torch.Tensor, plan_key: str) -> torch.Tensor:
     plan = _plans[plan_key]
     _require_shape(local, plan)
     return local.new_empty(shape_of(_box(plan, plan.target)))
@@ -118,11 +121,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.plan = _plans[inputs[1]]
 
 
-def _backward(ctx: Any, gradient: torch.Tensor) -> Any:
-    return _operator(gradient, _plan_of_gradient(ctx.plan).key), None
-
-
-_operator.register_autograd(_backward, setup_context=_remember)
+def _backward_by_key(ctx: Any, gradient: torch.Tensor) -> Any:
+    return torch.ops.distbench.redistribute(gradient, _plan_of_gradient(ctx.plan).key), None
 
 
 def _transit(local: torch.Tensor, plan: Plan) -> Transit:
@@ -289,4 +289,7 @@ def _padded(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
 
 def bound(plan: Plan, mesh: Any, plan_backward: Callable[[], Plan]) -> Plan:
     """Return a plan that can be executed on a DeviceMesh."""
-    return register(replace(plan, mesh=mesh, plan_backward=plan_backward))
+    _define_operator()
+    ready = replace(plan, mesh=mesh, plan_backward=plan_backward, key=str(next(_keys)))
+    _plans[ready.key] = ready
+    return ready

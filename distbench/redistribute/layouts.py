@@ -20,8 +20,8 @@ def layout_of(given: Any, tensor_ndim: int, sizes: Mapping[str, int], mesh: Any)
     spmd_types the gradient of R is Partial.
 
     Args:
-        given: text such as "S(0)R", torch's placements, a DTensor or its spec, or a PartitionSpec or SpmdType of
-            spmd_types.
+        given: text such as "S(0)R", torch's placements, a DTensor or its spec, or a PartitionSpec, SpmdType or
+            TensorSharding of spmd_types.
         sizes: mesh dim names to ranks, outermost first.
         mesh: the DeviceMesh, if any.
 
@@ -47,6 +47,9 @@ def _states_of(given: Any, tensor_ndim: int, sizes: Mapping[str, int], mesh: Any
         return _of_spmd_types(given.local_type, given.partition_spec, tensor_ndim, sizes, mesh)
     if spmd and isinstance(given, spmd.PartitionSpec):
         return _of_spmd_types({}, given, tensor_ndim, sizes, mesh)
+    if spmd and isinstance(given, spmd.TensorSharding):
+        # A sharding at the border to DTensor, whose gradients are replicated.
+        return _of_spmd_types(dict.fromkeys(sizes, spmd.I), given, tensor_ndim, sizes, mesh)
     if isinstance(given, State):
         state = given
     elif isinstance(given, str):

@@ -34,7 +34,7 @@ def plan(
 
     Args:
         source: the layout now: text such as "S(0)R", torch's placements, a DTensor or its spec, or spmd_types'
-            PartitionSpec or SpmdType.
+            PartitionSpec, SpmdType or TensorSharding.
         target: the layout wanted, in any of these forms.
         shape: of the full tensor.
         mesh: the DeviceMesh; or its sizes, by name or in order, for a plan that is not executed.

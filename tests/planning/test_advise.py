@@ -262,7 +262,7 @@ def test_what_a_recommendation_says_to_write_runs(planner: str, monkeypatch: pyt
     advice = advice_of(setting, "S(0)S(1)", "S(1)S(0)", SWAP)
     monkeypatch.setattr(recommendation, "how", partial(_how_with, recommendation.how, planner))
     text = verdict(replace(setting, profile_path=H100), advice).partition(". How: ")[2].removesuffix(".")
-    text = text.replace(", then move(x.to_local()) in place of redistribute", "\nresult = move(x.to_local())")
+    text = text.replace("redistribute.execute(", "result = redistribute.execute(")
     code = f"{text}:\n    result = x.redistribute(mesh, after).to_local()" if text.startswith("with ") else text
     assert not re.search(r"distbench\.\w+\.", code)
     with fake_mesh((2, 2), 1) as mesh:

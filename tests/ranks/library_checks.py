@@ -5,8 +5,11 @@
 
 import json
 import random
+import re
 import sys
 from collections import Counter
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from distbench.planning.placement_states import State, parse_state
 from distbench.redistribute.expected_shards import part_of, shard_in_order, tagged, torch_placement
 from distbench.spec.errors import UserError
 
-PAIRS, DTYPES = 150, (torch.float32, torch.float64, torch.bfloat16)
+PAIRS, DTYPES = 120, (torch.float32, torch.float64, torch.bfloat16)
 
 
 def shard(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
@@ -79,23 +82,21 @@ def check_values(mesh: DeviceMesh) -> Counter[str]:
 
 
 def check_compiled(mesh: DeviceMesh) -> int:
-    """Compiled into one graph with what surrounds them, forward and backward."""
-    pairs = [("S(0)S(0)", "S(1)R"), ("P(sum)S(1)", "S(0)S(1)"), ("S(0)[1]S(0)[0]", "RS(1)"), ("RR", "RR")]
-    for planner in ("calibrated", "direct"):
-        for source, target in pairs:
-            plan = redistribute.plan(source, target, (6, 5), mesh, planner=planner)
-            full = tagged((6, 5), torch.float32)
+    """In one graph with what surrounds them, forward and backward."""
+    pairs = [("S(0)S(0)", "S(1)R", "calibrated"), ("P(sum)S(1)", "S(0)S(1)", "direct")]
+    for source, target, planner in pairs:
+        plan, full = redistribute.plan(source, target, (6, 5), mesh, planner=planner), tagged((6, 5), torch.float32)
+        step = torch.compile(partial(doubled, plan), backend="eager", fullgraph=True)
+        local = parts(full, plan.source, mesh).requires_grad_()
+        moved = step(local)
+        assert torch.equal(moved, shard(full, plan.target, mesh) * 2 + 1), f"{plan.path} by {planner}"
+        moved.backward(shard(full, plan.target, mesh))
+        assert torch.equal(local.grad, shard(full, plan.source, mesh) * 2), f"backward of {plan.path}"
+    return len(pairs)
 
-            @torch.compile(backend="aot_eager", fullgraph=True)
-            def step(local: torch.Tensor, plan: Any = plan) -> torch.Tensor:
-                return redistribute.execute(local * 2, plan) + 1
 
-            local = parts(full, plan.source, mesh).requires_grad_()
-            moved = step(local)
-            assert torch.equal(moved, shard(full, plan.target, mesh) * 2 + 1), f"{plan.path} by {planner}"
-            moved.backward(shard(full, plan.target, mesh))
-            assert torch.equal(local.grad, shard(full, plan.source, mesh) * 2), f"backward of {plan.path}"
-    return 2 * len(pairs)
+def doubled(plan: redistribute.Plan, local: torch.Tensor) -> Any:
+    return redistribute.execute(local * 2, plan) + 1
 
 
 def check_front_ends(mesh: DeviceMesh) -> int:
@@ -114,6 +115,39 @@ def check_front_ends(mesh: DeviceMesh) -> int:
         shard(full, parse_state("S(1)", 2), slice_of_mesh),
     )
     return 4
+
+
+def check_spmd_types(mesh: DeviceMesh) -> int:
+    """Forward and backward, against spmd_types' own collective over one axis."""
+    try:
+        import spmd_types as spmd
+    except ImportError:
+        return 0
+    kinds = {"S(0)": spmd.S(0), "S(1)": spmd.S(1), "R": spmd.R, "I": spmd.I, "P": spmd.P}
+    group, rank, num_checked = mesh.get_group(0), dist.get_rank(), 0
+    for source, target in product(kinds, repeat=2):
+        if source == target:
+            continue
+        types = [spmd.SpmdType({"m0": kinds[side]}) for side in (source, target)]
+        plan = redistribute.plan(*types, (8, 12), mesh)
+        full = tagged((8, 12), torch.float64)
+        # Replicas are equal, shards and parts differ.
+        own = full if source in "RI" else full + rank
+        local = own.chunk(4, dim=int(source[2]))[rank] if source.startswith("S") else own
+        sides = [local.clone().requires_grad_() for _ in range(2)]
+        theirs = spmd.redistribute(sides[0], group, src=kinds[source], dst=kinds[target])
+        moved = redistribute.execute(sides[1], plan)
+        # The gradient of R is a part, and of P and I a replica.
+        given = tagged(tuple(theirs.shape), torch.float64, 53, shift=0 if target in "IP" else 3 * rank)
+        theirs.backward(given)
+        moved.backward(given)
+        same = [(theirs.detach(), moved.detach(), target == "P"), (sides[0].grad, sides[1].grad, source == "R")]
+        for wanted, got, is_part in same:
+            # Which rank holds how much of a sum is not defined.
+            both = [whole(one, parse_state("P(sum)", 2), mesh) if is_part else one for one in (wanted, got)]
+            assert torch.equal(*both), f"{source} -> {target}"
+        num_checked += 1
+    return num_checked
 
 
 def check_refusals(mesh: DeviceMesh) -> int:
@@ -137,8 +171,6 @@ def check_refusals(mesh: DeviceMesh) -> int:
         try:
             call()
         except UserError as error:
-            import re
-
             assert re.search(words, str(error)), str(error)
             assert "\n" not in str(error)
         else:
@@ -152,6 +184,7 @@ def main(out: Path) -> None:
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("m0", "m1"))
     checked: Counter[str] = check_values(flat) + check_values(square)
     checked["front ends"], checked["refused"] = check_front_ends(square), check_refusals(square)
+    checked["spmd_types"] = check_spmd_types(flat)
     checked["compiled"] = check_compiled(square)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(checked))
