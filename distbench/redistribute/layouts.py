@@ -55,9 +55,9 @@ def _states_of(given: Any, tensor_ndim: int, sizes: Mapping[str, int], mesh: Any
     elif isinstance(given, str):
         state = parse_state("".join(given.split()), tensor_ndim)
     else:
-        spec = getattr(given, "_spec", given)  # a DTensor's
-        placements = [_placement(one, tensor_ndim) for one in getattr(spec, "placements", given)]
-        for entry in getattr(spec, "shard_order", None) or ():
+        placements = [_placement(one, tensor_ndim) for one in getattr(given, "placements", given)]
+        # Only the spec of a DTensor has a shard order.
+        for entry in getattr(given, "shard_order", None) or ():
             for turn, mesh_dim in enumerate(entry.mesh_dims):
                 placements[mesh_dim] = Placement(entry.tensor_dim, turn)
         state = state_of(_in_shard_order(placements, tuple(sizes.values())), tensor_ndim)
