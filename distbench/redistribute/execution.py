@@ -23,7 +23,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 Step = Callable[[torch.Tensor], Transit]
 _steps: "WeakKeyDictionary[Plan, list[Step]]" = WeakKeyDictionary()
-# Plans by key, since a compiled graph has only texts and numbers as arguments.
+# Plans by key, because a compiled graph has only texts and numbers as arguments.
 _plans: "WeakValueDictionary[str, Plan]" = WeakValueDictionary()
 _keys = count()
 
@@ -101,7 +101,7 @@ def _plan_of_gradient(plan: Plan) -> Plan:
 
 @cache
 def _define_operator() -> None:
-    """Define the operator of compiled code, on first use, since its definition takes as long as this import."""
+    """Define the operator of compiled code, on first use, because its definition takes as long as this import."""
     operator = torch.library.custom_op("distbench::redistribute", _run_by_key, mutates_args=())
     operator.register_fake(_empty_result)
     operator.register_autograd(_backward_by_key, setup_context=_remember)
@@ -210,7 +210,7 @@ class _MoveOnRank:
             at = self._before[self._index][move.source_dim][0] - own[move.source_dim][0]
             filled.narrow(move.source_dim, at, local.shape[move.source_dim]).copy_(local)
             return filled
-        # All ranks of a group agree on an empty tensor, since they differ along one tensor dim only.
+        # All ranks of a group agree on an empty tensor, because they differ along one tensor dim only.
         if self._size == 1 or not any(math.prod(shape_of(box)) for box in (*self._before, *self._after)):
             return local.reshape(shape_of(own))
         run = {ALL_GATHER: self._gather, ALL_TO_ALL: self._exchange, ALL_REDUCE: self._reduce}
