@@ -57,6 +57,7 @@ def shardings(names: tuple[str, ...]) -> list[Any]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # spmd_types uses names that torch 2.13 renamed
 @pytest.mark.parametrize(
     ("shape", "num_pairs", "num_refused"), [((2, 4), 110, 68), ((2, 2, 2), 2352, 2172)], ids=("2x4", "2x2x2")
 )
