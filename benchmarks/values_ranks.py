@@ -15,11 +15,19 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.bench_values import ANY_ORDER
 from benchmarks.random_states import random_state
+from distbench import redistribute
 from distbench.planning.cost_profile import Line, Profile
 from distbench.planning.placement_states import State
 from distbench.ranks.device import calm_scheduler
 from distbench.redistribute.direct import DirectRedistribution
-from distbench.redistribute.expected_shards import parse_placement, shard_in_order, shard_of, tagged
+from distbench.redistribute.expected_shards import (
+    parse_placement,
+    part_of,
+    shard_in_order,
+    shard_of,
+    tagged,
+    torch_placement,
+)
 from distbench.spec import UserError
 from distbench.torch_private import calibrated_planning, native_all_to_all
 
@@ -49,7 +57,7 @@ def meshes() -> list[DeviceMesh]:
 def random_profile(mesh: DeviceMesh, rng: random.Random) -> Profile:
     """Prices over three orders of magnitude, so that all kinds of paths are the cheapest."""
     sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
-    ops = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter")
+    ops = ("all_gather", "all_to_all", "all_to_all_native", "all_reduce", "reduce_scatter")
     lines = [Line(op, name, size, 10 ** rng.uniform(-6, -3), 1e-9) for name, size in sizes.items() for op in ops]
     return Profile("bench", "gloo", torch.__version__, sizes, tuple(lines))
 
@@ -102,6 +110,30 @@ def direct_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
     return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
 
 
+def library_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
+    """(what, call): a random pair in any shard order, also to and from a sum, moved forward and backward by a plan."""
+    shape, dtype = tuple(rng.choice(SIDES) for _ in range(rng.randint(1, 3))), rng.choice(DTYPES)
+    source, target = (random_state(rng, mesh.ndim, len(shape), ["sum"]) for _ in range(2))
+    profile, planner = random_profile(mesh, rng), rng.choice((None, "calibrated"))
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        full, coordinate = tagged(shape, dtype), tuple(mesh.get_coordinate() or ())
+        plan = redistribute.plan(source, target, shape, mesh, profile, dtype=dtype, planner=planner)
+        placements = [torch_placement(placement) for placement in source.placements()]
+        part = part_of(full, placements, tuple(mesh.shape), coordinate)
+        local = nested_shard(part, source, mesh).requires_grad_()
+        moved: Any = redistribute.execute(local, plan)
+        moved.backward(nested_shard(full, target, mesh))
+        whole = moved.detach().clone()
+        for mesh_dim, _ in target.partials:
+            dist.all_reduce(whole, group=mesh.get_group(mesh_dim))
+        returned, wanted = nested_shard(full, source, mesh), nested_shard(full, target, mesh)
+        both = torch.cat((whole.flatten(), local.grad.flatten())), torch.cat((wanted.flatten(), returned.flatten()))
+        return both
+
+    return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
+
+
 def nested_shard(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
     """This rank's shard, tensor dim by tensor dim, one mesh dim's chunk of another's."""
     return shard_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
@@ -136,16 +168,16 @@ def main(num_cases: int, out: Path) -> None:
     refused: list[str] = []
     for number in range(num_cases // BATCH + ANY_ORDER_BATCHES):
         rng, mesh = random.Random(f"{SEED}/{number}"), found[number % len(found)]
-        way = ("calibrated", "calibrated+native", "direct")[number % 3]
+        way = ("calibrated", "calibrated+native", "direct", "library")[number % 4]
         if number >= num_cases // BATCH:
             way, mesh = ANY_ORDER, mesh_in_any_order(number, rng)
         with contextlib.ExitStack() as stack:
             plans = None
-            if way != "direct":
+            if way not in ("direct", "library"):
                 plans = stack.enter_context(calibrated_planning(random_profile(mesh, rng), check_ranks=False))
                 stack.enter_context(native_all_to_all(way.endswith("native")))
             for _ in range(BATCH):
-                what, call = (direct_case if way == "direct" else calibrated_case)(mesh, rng)
+                what, call = {"direct": direct_case, "library": library_case}.get(way, calibrated_case)(mesh, rng)
                 reason = differs(call)
                 checked[way] += 1
                 if way == ANY_ORDER and reason == REFUSED:

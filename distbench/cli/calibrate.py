@@ -304,7 +304,7 @@ def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None
 
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
     """Write the profile and its plots, and return the profile as text."""
-    from distbench.planning.cost_profile import measured_in, profile_of
+    from distbench.planning.profile_fit import measured_in, profile_of
     from distbench.records.run_file import read_run
     from distbench.report.calibrations import calibration_figures, profile_text
     from distbench.show.plots import draw

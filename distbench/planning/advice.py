@@ -7,18 +7,17 @@ from typing import Any
 
 from distbench.planning.layout_drawing import MAX_TEXT_RANKS, check_picture, diagram_of, drawing_of, save_picture
 from distbench.planning.placement_states import State
-from distbench.planning.plan_request import Setting, TorchAnswers, ask_torch, every_pair, pair_of, zero_filled
-from distbench.planning.redistribution_plans import (
+from distbench.planning.plan_request import TorchAnswers, ask_torch, every_pair, pair_of, prices_text, zero_filled
+from distbench.planning.recommendation import (
     Advice,
     PairRanking,
-    Plan,
     advise,
     chosen_pairs,
-    direct_line,
     ranking_of,
     times_longer,
     verdict,
 )
+from distbench.planning.redistribution_plans import Plan, Setting, direct_line
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.terminal import text_of, width_here, wrap
 from distbench.show.units import percent_text, size_text, time_text
@@ -100,7 +99,7 @@ def _setting_lines(setting: Setting, torch: TorchAnswers) -> tuple[str, str]:
     torch_note = f"; greedy and min_cost from torch {torch.torch}" if torch.torch else ""
     return (
         f"{setting.tensor}, {size_text(setting.problem.num_bytes)}, on mesh {mesh}.",
-        f"Times are predicted from {setting.prices}{torch_note}.",
+        f"Times are predicted from {prices_text(setting)}{torch_note}.",
     )
 
 
@@ -213,7 +212,7 @@ def _setting_record(setting: Setting, torch: TorchAnswers) -> dict[str, Any]:
         "shape": list(setting.problem.shape),
         "dtype": setting.dtype,
         "mesh": dict(setting.mesh),
-        "prices": setting.prices,
+        "prices": prices_text(setting),
         "devices_per_host": setting.devices_per_host,
         "torch": torch.torch,
     }

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from distbench.planning.direct_exchange import overlap, volume
 from distbench.planning.placement_states import Box, State, box_of
-from distbench.planning.plan_request import Setting
-from distbench.planning.redistribution_plans import Advice, Plan, PlannedStep, time_words
+from distbench.planning.recommendation import Advice, time_words
+from distbench.planning.redistribution_plans import Plan, PlannedStep, Setting
 from distbench.show.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, save_figure, styled
 from distbench.show.terminal import width_here, wrap
 from distbench.show.units import size_text

@@ -23,8 +23,8 @@ from distbench.planning.cost_profile import (
     Profile,
     Sample,
     fit_line,
-    hosts_of,
 )
+from distbench.planning.profile_fit import hosts_of
 from distbench.records.bus_bandwidth import busbw_factor
 from distbench.records.nccl_tests import MESH_DIM, is_nccl_tests, read_nccl_tests
 from distbench.records.results_folder import NO_RUNS, named_runs, read_each, run_files_in

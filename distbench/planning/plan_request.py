@@ -1,6 +1,5 @@
 """Input of `distbench redistribute`: the tensor, mesh and prices, pairs of layouts, and torch's paths for them."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from distbench.planning.cost_profile import (
     measured_cost,
 )
 from distbench.planning.placement_states import NotHandled, State, parse_state
+from distbench.planning.redistribution_plans import Setting
 from distbench.planning.search import Problem
 from distbench.processes import ask_child
 from distbench.records.run_file import DTYPE_BYTES
@@ -29,48 +29,6 @@ from distbench.spec.printable_text import count_text, cut
 
 PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[position] or P(sum), one per mesh dim"
 MAX_DIGITS = 4000  # Python does not parse longer numbers
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A tensor on a mesh, and the prices of its redistributions."""
-
-    problem: Problem
-    mesh: Mapping[str, int]  # mesh dim names to ranks, outermost first
-    dtype: str
-    devices_per_host: int  # that torch's prices of a mesh dim assume
-    model: MeshCost
-    profile: Profile | None = None  # the cost model; None for torch's own constants
-    profile_path: Path | None = None
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks of the mesh."""
-        return math.prod(self.problem.mesh_shape)
-
-    @property
-    def tensor(self) -> str:
-        """`bf16[4096,4096]`."""
-        return f"{self.dtype}[{','.join(map(str, self.problem.shape))}]"
-
-    @property
-    def tensor_ndim(self) -> int:
-        """Number of tensor dims."""
-        return len(self.problem.shape)
-
-    @property
-    def prices(self) -> str:
-        """Describe the source of the prices."""
-        if self.profile is None:
-            return f"torch's own constants ({count_text(self.devices_per_host, 'device')} per host), unmeasured"
-        return f"profile {self.profile_path} ({self.profile.machine})"
-
-    def error(self, op: str, mesh_dim: int) -> float | None:
-        """Return the expected relative error of a step's prediction; None without a profile, 0 without a line."""
-        if not isinstance(self.model, MeasuredCost):
-            return None
-        line = self.model.lines.get((op, mesh_dim))
-        return line.expected_error if line else 0.0
 
 
 def setting_of(
@@ -103,6 +61,13 @@ def setting_of(
     devices = devices_per_host or known_device(device_of(profile.backend if profile else "")).per_host
     model: MeshCost = _measured(profile, mesh_sizes, mesh) if profile else TorchCost(problem.mesh_shape, devices)
     return Setting(problem, mesh_sizes, dtype, devices, model, profile, profile_path)
+
+
+def prices_text(setting: Setting) -> str:
+    """Describe the source of the prices."""
+    if setting.profile is None:
+        return f"torch's own constants ({count_text(setting.devices_per_host, 'device')} per host), unmeasured"
+    return f"profile {setting.profile_path} ({setting.profile.machine})"
 
 
 def _mesh(text: str, profile: Profile | None) -> dict[str, int]:

@@ -1,25 +1,56 @@
-"""Queries of `distbench redistribute`: each planner's plan for one pair or for all pairs, and which one to use."""
+"""Plans of one redistribution: the cheapest path, the direct exchange, and the choice between planners."""
 
 import math
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from distbench.planning.cost_profile import (
-    ALL_TO_ALL,
-    CUT,
-    DIRECT,
-    Line,
-)
+from distbench.planning.cost_profile import ALL_TO_ALL, CUT, DIRECT, Line, MeasuredCost, MeshCost, Profile
 from distbench.planning.direct_exchange import Exchange, plan_direct
-from distbench.planning.placement_states import NotHandled, State, parse_state
-from distbench.planning.plan_request import Setting, TorchAnswers, TorchPath
-from distbench.planning.search import cheapest_route, priced_steps
-from distbench.show.units import percent_text, size_text, time_text
-from distbench.spec.placements import BASELINE, PLANNERS, TORCH_PLANNERS
+from distbench.planning.placement_states import Move, NotHandled, State
+from distbench.planning.search import NoPath, Problem, cheapest_route, priced_steps
+from distbench.spec.placements import OUR_PLANNERS, TORCH_PLANNERS
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A tensor on a mesh, and the prices of its redistributions."""
+
+    problem: Problem
+    mesh: Mapping[str, int]  # mesh dim names to ranks, outermost first
+    dtype: str
+    devices_per_host: int  # that torch's prices of a mesh dim assume
+    model: MeshCost
+    profile: Profile | None = None  # the cost model; None for torch's own constants
+    profile_path: Path | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks of the mesh."""
+        return math.prod(self.problem.mesh_shape)
+
+    @property
+    def tensor(self) -> str:
+        """`bf16[4096,4096]`."""
+        return f"{self.dtype}[{','.join(map(str, self.problem.shape))}]"
+
+    @property
+    def tensor_ndim(self) -> int:
+        """Number of tensor dims."""
+        return len(self.problem.shape)
+
+    def error(self, op: str, mesh_dim: int) -> float | None:
+        """Return the expected relative error of a step's prediction; None without a profile, 0 without a line."""
+        if not isinstance(self.model, MeasuredCost):
+            return None
+        line = self.model.lines.get((op, mesh_dim))
+        return line.expected_error if line else 0.0
+
 
 # Planners whose predictions are this close count as equal; the planner that is simplest to use wins.
 EQUAL_SHARE = 0.02
@@ -64,6 +95,7 @@ class PlannedStep:
     sent_bytes: int
     held_bytes: int  # local tensors before and after, together
     is_collective: bool
+    does: Move | Exchange  # a step over one mesh dim, or one exchange over the whole mesh
 
     @property
     def text(self) -> str:
@@ -71,7 +103,7 @@ class PlannedStep:
         return f"{self.op} over {self.over}" if self.is_collective else f"local {self.op}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """One planner's plan from the source to the target."""
 
@@ -81,6 +113,10 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     received_bytes: int  # of the busiest rank; for a ring collective equal to the bytes sent
     peak_bytes: int  # the most that a step holds
+    problem: Problem  # mesh, shape and item size
+    mesh: Any = None  # the DeviceMesh on which the plan can be executed, if any
+    plan_backward: "Callable[[], Plan] | None" = None  # plans the gradient's redistribution
+    key: str = ""  # in compiled code
 
     @property
     def seconds(self) -> float:
@@ -105,61 +141,56 @@ class Plan:
         """Number of steps with communication."""
         return sum(step.is_collective for step in self.steps)
 
+    @cached_property
+    def backward(self) -> "Plan":
+        """The gradient's plan, from the target to the source; only of a plan that can be executed."""
+        assert self.plan_backward
+        return self.plan_backward()
+
+    @property
+    def target(self) -> State:
+        """The layout after the last step."""
+        return self.steps[-1].target if self.steps else self.source
+
     @property
     def states(self) -> tuple[State, ...]:
         """Every layout of the path, the source first."""
         return (self.source, *(step.target for step in self.steps))
 
 
-@dataclass(frozen=True)
-class Advice:
-    """The plans of one pair."""
+def plan_redistribution(
+    setting: Setting,
+    source: State,
+    target: State,
+    planner: str | None = None,
+    max_bytes: int | None = None,
+    zero_fill: bool = True,
+) -> Plan:
+    """Return the plan of one of distbench's planners, by default of the planner that is predicted to be faster.
 
-    source: State
-    target: State
-    plans: Mapping[str, Plan]  # by planner, in the order of `spec.placements.PLANNERS`
-    missing: Mapping[str, str]  # planner to the reason why it has no plan
-    least_bytes: (
-        int | None
-    )  # minimum number that the rank with most missing elements must receive; None for Partial, or too many ranks
+    Args:
+        max_bytes: limit on the bytes of local tensors before and after a step.
+        zero_fill: a step may convert a shard to P(sum), as the executor here and torch since 2.14 can.
 
-    @property
-    def use(self) -> Plan:
-        """The plan to use, see `choose`."""
-        return self.plans[choose({planner: plan.seconds for planner, plan in self.plans.items()})]
-
-    def received_ratio(self, plan: Plan) -> float | None:
-        """Return received bytes divided by the receive lower bound; None if the bound is 0 or unknown."""
-        return plan.received_bytes / self.least_bytes if self.least_bytes else None
-
-
-def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, number: int = 0) -> Advice:
-    """Return every planner's plan for one pair; torch's plans are its answers at index `number`."""
-    zero_fill = torch.no_zero_fill is None
-    route = cheapest_route(setting.problem, setting.model, source, target, zero_fill=zero_fill)
-    outcomes: dict[str, Plan | str] = {
-        **dict.fromkeys(PLANNERS, "not priced without ranks"),
-        **{planner: _torch_plan(setting, planner, torch.paths[planner][number]) for planner in TORCH_PLANNERS},
-        "calibrated": _stepwise(setting, "calibrated", "->".join(map(str, route.states)), route.states),
-        "direct": _direct_plan(setting, source, target),
-    }
-    plans = {planner: plan for planner, plan in outcomes.items() if isinstance(plan, Plan)}
-    missing = {planner: reason for planner, reason in outcomes.items() if isinstance(reason, str)}
-    least_bytes = plans["direct"].received_bytes if "direct" in plans and not source.partials else None
-    return Advice(source, target, plans, missing, least_bytes)
+    Raises:
+        NotHandled: the planner has no plan, with the reason.
+    """
+    plans, reasons = {}, []
+    for name in (planner,) if planner else OUR_PLANNERS:
+        try:
+            if name == DIRECT:
+                plans[name] = _direct_plan(setting, source, target, max_bytes)
+            else:
+                route = cheapest_route(setting.problem, setting.model, source, target, max_bytes, zero_fill)
+                plans[name] = plan_of_path(setting, name, "->".join(map(str, route.states)), route.states)
+        except (NotHandled, NoPath) as reason:
+            reasons.append(str(reason))
+    if not plans:
+        raise NotHandled(reasons[0])
+    return plans[choose({name: plan.seconds for name, plan in plans.items()})]
 
 
-def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str:
-    if answer.path is None:
-        return answer.reason
-    try:
-        states = tuple(parse_state(part, setting.tensor_ndim) for part in answer.path.split("->"))
-        return _stepwise(setting, planner, answer.path, states)
-    except (ValueError, NotHandled) as error:
-        return f"uses {answer.path}, which is not priced here ({error})"
-
-
-def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ...]) -> Plan:
+def plan_of_path(setting: Setting, planner: str, path: str, states: tuple[State, ...]) -> Plan:
     """Return a plan of given layouts; ValueError if two neighbours are not one legal step apart."""
     steps = tuple(
         PlannedStep(
@@ -171,31 +202,35 @@ def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ..
             sent_bytes=step.price.sent_bytes,
             held_bytes=step.price.held_bytes,
             is_collective=step.price.is_collective,
+            does=step.move,
         )
         for step in priced_steps(setting.problem, setting.model, states)
     )
     peak = max((step.held_bytes for step in steps), default=setting.problem.local_bytes(states[0]))
-    return Plan(planner, path, states[0], steps, sum(step.sent_bytes for step in steps), peak)
+    sent_bytes = sum(step.sent_bytes for step in steps)
+    return Plan(planner, path, states[0], steps, sent_bytes, peak, setting.problem)
 
 
-def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
-    """Return one exchange instead of a path (two from a partial), or the reason without an exchange."""
+def _direct_plan(setting: Setting, source: State, target: State, max_bytes: int | None) -> Plan:
+    """Return one exchange instead of a path (two from a partial); NotHandled without an exchange."""
     if setting.num_ranks > MAX_DIRECT_RANKS:
-        return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
+        raise NotHandled(f"not planned: more than {MAX_DIRECT_RANKS} ranks")
     if target.partials:
-        return "makes no Partial"
+        raise NotHandled("makes no Partial")
     problem, num_copies = setting.problem, _num_copies(source, target)
     stages = plan_direct(
         *(source, target, problem.shape, problem.mesh_shape),
         lambda exchange: _exchange_seconds(setting, exchange, num_copies)[0],
     )
     states, exchanges = (source, *(state for state, _ in stages)), [exchange for _, exchange in stages]
-    if all(exchange.changes_nothing for exchange in exchanges):
-        path = f"{source}->{target}" if source != target else str(source)
-        return Plan("direct", path, source, (), 0, problem.local_bytes(source))
+    if all(exchange.changes_nothing for exchange in exchanges) and source == target:
+        return Plan(DIRECT, str(source), source, (), 0, problem.local_bytes(source), problem)
     steps = tuple(_exchange_step(setting, *pair, one) for pair, one in zip(pairwise(states), exchanges, strict=True))
     received = sum(max(exchange.received) for exchange in exchanges) * problem.itemsize
-    return Plan("direct", "->".join(map(str, states)), source, steps, received, max(step.held_bytes for step in steps))
+    peak_bytes = max(step.held_bytes for step in steps)
+    if max_bytes is not None and peak_bytes > max_bytes:
+        raise NotHandled(f"holds {peak_bytes} bytes per rank, above {max_bytes}; allow more")
+    return Plan(DIRECT, "->".join(map(str, states)), source, steps, received, peak_bytes, problem)
 
 
 def _exchange_step(setting: Setting, source: State, target: State, exchange: Exchange) -> PlannedStep:
@@ -208,7 +243,7 @@ def _exchange_step(setting: Setting, source: State, target: State, exchange: Exc
         seconds = max(setting.model.seconds(CUT, dim, after, num_copies) for dim in range(len(setting.mesh)))
         error = 0.0
     priced, sent = None if setting.profile is None else error, max(exchange.sent) * problem.itemsize
-    return PlannedStep(op, "the mesh", target, seconds, priced, sent, before + after, communicates)
+    return PlannedStep(op, "the mesh", target, seconds, priced, sent, before + after, communicates, exchange)
 
 
 def _num_copies(source: State, target: State) -> int:
@@ -255,109 +290,3 @@ def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
     np.add.at(elements[:, 0], (outermost, exchange.senders), exchange.volumes)
     np.add.at(elements[:, 1], (outermost, exchange.receivers), exchange.volumes)
     return [int(most) * setting.problem.itemsize for most in elements.max(axis=(1, 2))]
-
-
-# Code to write in a training script. Braces: the profile's file, or the layouts of the pair.
-HOW = {
-    "greedy": "DTensor's default, no change needed",
-    "min_cost": "with torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
-    "calibrated": 'with distbench.calibrated_planning("{profile}")',
-    "direct": 'move = distbench.DirectRedistribution("{source}", "{target}", x.shape, mesh.mesh), then '
-    "move(x.to_local()) in place of redistribute",
-}
-
-
-def verdict(setting: Setting, advice: Advice) -> str:
-    """Return the planner to use, the reason, and the reliability of the reason."""
-    use, default = advice.use, advice.plans.get(BASELINE)
-    if advice.source == advice.target:
-        return "Nothing to do: source and target are the same."
-    if not use.num_collectives and not use.seconds:
-        reason = "every step is local, without communication"
-    elif default is None:
-        reason = f"predicted {time_words(use.seconds)}, the shortest of all plans"
-    elif use is default:
-        reason = (
-            f"neither calibrated nor direct is predicted to be more than {percent_text(LEAVING_SHARE)} faster, "
-            "and min_cost is not faster"
-        )
-    else:
-        sent = f"each rank sends {size_text(use.sent_bytes)} instead of {size_text(default.sent_bytes)}"
-        share = (
-            f"predicted {time_words(use.seconds)}, {percent_text(use.seconds / default.seconds)} of {BASELINE}'s time"
-        )
-        is_same = use.sent_bytes == default.sent_bytes
-        reason = f"{share}, for the same bytes sent per rank" if is_same else f"{share}; {sent}"
-    return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {how(setting, advice)}."
-
-
-def how(setting: Setting, advice: Advice) -> str:
-    """Return the code that enables the recommended plan in a training script."""
-    profile = setting.profile_path or "profile.json"
-    text = HOW.get(advice.use.planner, f"planner {advice.use.planner!r}, as redistribute/planners.py applies it")
-    return text.format(profile=profile, source=advice.source, target=advice.target)
-
-
-def _doubt(setting: Setting, use: Plan, default: Plan | None) -> str:
-    if default is None or use is default:
-        return ""
-    if setting.profile is None:
-        return " (by torch's constants; use --profile for your machine)"
-    error = max(use.error or 0.0, default.error or 0.0)
-    if 1 - use.seconds / default.seconds < error:
-        return f" (the difference is below the prediction's error of {percent_text(error)}: measure both)"
-    return ""
-
-
-def time_words(seconds: float) -> str:
-    """Format a time inside a sentence: `1.20 s`, `0 us`."""
-    return " ".join(time_text(seconds).split()) if seconds else "0 us"
-
-
-# The time to plan an exchange grows with the square of the ranks. This limit on pairs times ranks squared takes about
-# ten seconds.
-MAX_WORK = 4_000_000
-
-
-@dataclass(frozen=True)
-class PairRanking:
-    """Every pair's advice, largest difference first."""
-
-    advices: tuple[Advice, ...]  # by predicted time of DTensor's default over the best plan's
-    num_used: dict[str, int]  # planner to the number of pairs for which it is recommended
-    num_all: int  # all ordered pairs; `advices` may have fewer
-    num_unasked: int  # pairs for which at least one of torch's planners gave no path
-
-
-def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list[tuple[State, State]]:
-    """Return all pairs, or for a large mesh a fixed random sample that takes about ten seconds to plan."""
-    count = max(MAX_WORK // setting.num_ranks**2, 1)
-    return list(pairs) if len(pairs) <= count else random.Random(0).sample(list(pairs), count)
-
-
-def ranking_of(
-    setting: Setting,
-    pairs: Sequence[tuple[State, State]],
-    torch: TorchAnswers,
-    num_all: int | None = None,
-    advised: Callable[[], None] = lambda: None,
-) -> PairRanking:
-    """Return every pair's advice from torch's answers, one per pair; `advised` is called after each pair."""
-    advices = []
-    for number, (source, target) in enumerate(pairs):
-        advices.append(advise(setting, source, target, torch, number))
-        advised()
-    advices.sort(key=lambda advice: (-times_longer(advice), str(advice.source), str(advice.target)))
-    used = {planner: sum(advice.use.planner == planner for advice in advices) for planner in PLANNERS}
-    unasked = sum(not advice.missing.keys().isdisjoint(TORCH_PLANNERS) for advice in advices)
-    return PairRanking(tuple(advices), used, num_all or len(pairs), unasked)
-
-
-def times_longer(advice: Advice) -> float:
-    """Return the time of DTensor's default plan divided by the best plan's; 1 if both are 0 s, 0 if unknown."""
-    if BASELINE not in advice.plans:
-        return 0.0
-    default, best = advice.plans[BASELINE].seconds, min(plan.seconds for plan in advice.plans.values())
-    if best:
-        return default / best
-    return math.inf if default else 1.0

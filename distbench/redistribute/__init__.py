@@ -1,1 +1,13 @@
-"""Redistribution of a DTensor from one layout to another by every planner, and the expected results."""
+"""A library that plans and executes redistributions of sharded tensors: plain tensors, DTensors, spmd_types.
+
+`plan(source, target, shape, mesh)` returns a `Plan`, and `execute(local_tensor, plan)` the shard of the target layout.
+The import needs torch, numpy and msgspec, and none of the commands. `VERSION` is that of this interface.
+"""
+
+from distbench.planning.redistribution_plans import Plan
+from distbench.redistribute.execution import Pending, execute
+from distbench.redistribute.library import plan
+
+VERSION = 1
+
+__all__ = ["VERSION", "Pending", "Plan", "execute", "plan"]

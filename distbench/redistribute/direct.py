@@ -3,7 +3,7 @@ which each rank receives only the elements that it lacks.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,18 @@ from distbench.spec.devices import is_accelerator
 
 # Keeps these messages apart from the user's.
 TAG = 0xD15
+
+# One rank's part of a step: a generator that stops while its communication is in progress, and returns the result.
+Transit = Generator[None, None, torch.Tensor]
+
+
+def finished(transit: Transit) -> torch.Tensor:
+    """Run a transit to its end; return its result."""
+    while True:
+        try:
+            next(transit)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -86,7 +98,7 @@ class DirectRedistribution:
         # Splits are ordered by rank in the group, boxes by position on the mesh, and a mesh may order its ranks
         # differently.
         peers = [flat.index(rank) for rank in members]
-        self._runs = [_ExchangeOnRank(exchange, self.position, peers, group) for _, exchange in self.stages]
+        self._runs = [ExchangeOnRank(exchange, self.position, peers, group) for _, exchange in self.stages]
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -105,11 +117,11 @@ class DirectRedistribution:
         layout's shape on this rank, or holds integer parts of an average.
         """
         for run in self._runs:
-            local = run(local)
+            local = finished(run(local))
         return local
 
 
-class _ExchangeOnRank:
+class ExchangeOnRank:
     """One exchange on one rank, at this flat position on the mesh; `peers` are those of each rank of the group.
 
     On CPU its pieces are separate messages, elsewhere one all-to-all, a single kernel of NCCL. gloo's all-to-all copies
@@ -138,7 +150,8 @@ class _ExchangeOnRank:
         first = {box: part for _, part, box in sorted(self._receives, key=lambda one: one[1], reverse=True)}
         self._in_place = [first[box] == part and is_contiguous(box, self._after) for _, part, box in self._receives]
 
-    def __call__(self, local: torch.Tensor) -> torch.Tensor:
+    def __call__(self, local: torch.Tensor) -> Transit:
+        """Return this rank's part of the exchange."""
         if tuple(local.shape) != shape_of(self._before):
             raise ValueError(
                 f"the local tensor has shape {tuple(local.shape)}, but the source layout requires "
@@ -156,6 +169,7 @@ class _ExchangeOnRank:
             pieces = self._all_to_all(local)
         elif exchange.transfers:
             pieces, leaving = self._messages(local, output)
+        yield
         if volume(self._kept):
             # This is the first piece of its part. It is local, and is copied while the other pieces are in transfer.
             pieces.insert(0, Piece(self._part, self._kept, part_of_box(local, self._before, self._kept)))
@@ -199,10 +213,10 @@ class _ExchangeOnRank:
             receives[rank] += volume(box)
         buffer = torch.cat(flat) if flat else local.new_empty(0)
         arrived = local.new_empty(sum(receives))
-        dist.all_to_all_single(arrived, buffer, receives, sends, self._group)
+        work = dist.all_to_all_single(arrived, buffer, receives, sends, self._group, async_op=True)
         tensors = arrived.split([volume(box) for _, _, box in self._receives])
         return [
-            Piece(part, box, tensor.view(shape_of(box)))
+            Piece(part, box, tensor.view(shape_of(box)), work)
             for (_, part, box), tensor in zip(self._receives, tensors, strict=True)
         ]
 

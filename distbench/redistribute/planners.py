@@ -11,12 +11,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, ZERO_FILL, Profile, measured_cost
-from distbench.planning.direct_exchange import Exchange, plan_exchange
-from distbench.planning.placement_states import NotHandled, State
+from distbench.planning.direct_exchange import plan_exchange
+from distbench.planning.placement_states import State
 from distbench.planning.search import forget_prices
 from distbench.ranks.context import TORCH_DTYPES, RankContext
 from distbench.records.bus_bandwidth import busbw_factor
-from distbench.redistribute.direct import DirectRedistribution
+from distbench.redistribute import Plan, execute
+from distbench.redistribute import plan as plan_by_library
 from distbench.spec import UserError
 from distbench.spec.placements import BASELINE, PLANNERS
 from distbench.spec.plugins import load_plugin, plugin_names
@@ -232,34 +233,28 @@ def exchange_between(
     known_planning_s: tuple[float, float] | None = None,
 ) -> PlannedRedistribution:
     """Direct exchange of a local tensor between two layouts, with shard orders, to a target without Partial."""
-    itemsize = local.dtype.itemsize
 
-    def seconds_of(exchange: Exchange) -> float:
-        predicted = _exchange_seconds(exchange, itemsize, context)
-        return float(exchange.load()[0]) if predicted is None else predicted
-
-    def plan() -> DirectRedistribution:
-        return DirectRedistribution(before, after, shape, context.mesh.mesh, seconds_of=seconds_of)
+    def plan() -> Plan:
+        return plan_by_library(before, after, shape, context.mesh, context.profile, dtype=local.dtype, planner=DIRECT)
 
     try:
         planning_s = known_planning_s or planning_seconds(plan, plan_exchange.cache_clear, context.rank == 0)
-    except NotHandled as reason:
+    except UserError as reason:
         raise Unsupported(f"direct: {reason}") from reason
     direct = plan()
-    ops = tuple("all_to_all" for exchange in direct.exchanges if exchange.transfers)
-    predicted = [_exchange_seconds(exchange, itemsize, context) for exchange in direct.exchanges]
-    steps = [f"-[{'direct' if exchange.transfers else 'local'}]->{state}" for state, exchange in direct.stages]
-    sent_bytes = sum(max(exchange.sent) for exchange in direct.exchanges) * itemsize
+    ops = tuple(step.op for step in direct.steps if step.is_collective)
+    steps = [f"-[{'direct' if step.is_collective else 'local'}]->{step.target}" for step in direct.steps]
+    is_measured = context.profile and context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size())
     return PlannedRedistribution(
-        call=lambda: direct(local),
+        call=lambda: execute(local, direct),
         path=f"{before}{''.join(steps)}",
         collectives=ops,
         executed_as=tuple("send_recv" if local.device.type == "cpu" else op for op in ops),
-        wire_bytes=sent_bytes,
-        wire_bytes_executed=sent_bytes,
+        wire_bytes=direct.sent_bytes,
+        wire_bytes_executed=direct.sent_bytes,
         planning_s=planning_s,
-        predicted_s=None if None in predicted else sum(filter(None, predicted)),
-        facts={"received_bytes": sum(max(exchange.received) for exchange in direct.exchanges) * itemsize},
+        predicted_s=direct.seconds if is_measured else None,
+        facts={"received_bytes": direct.received_bytes},
     )
 
 
@@ -277,14 +272,6 @@ def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile
         elif step.op:
             return None
     return total
-
-
-def _exchange_seconds(exchange: Exchange, itemsize: int, context: RankContext) -> float | None:
-    line = context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size()) if context.profile else None
-    if line is None:
-        return None
-    busiest, num_copies, num_messages = exchange.load()
-    return line.seconds(busiest * itemsize, num_copies, num_messages) if busiest else 0.0
 
 
 def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_measured: bool) -> tuple[float, float]:

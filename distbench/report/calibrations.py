@@ -11,12 +11,10 @@ from distbench.planning.cost_profile import (
     DIRECT,
     LOCAL_OPS,
     Line,
-    MeasuredSteps,
     Profile,
     Sample,
-    measured_in,
-    profile_of,
 )
+from distbench.planning.profile_fit import MeasuredSteps, measured_in, profile_of
 from distbench.records.run_file import Run
 from distbench.report.section_protocol import Figures, ReportedRun, Section
 from distbench.show import plots as style

@@ -193,9 +193,9 @@ def code_for(planner: str, profile: str) -> tuple[str, ...]:
     name, _, native = planner.partition("+")
     if name == "direct":
         return (
-            "import distbench",
-            'move = distbench.DirectRedistribution("S(0)R", "RS(0)", x.shape, mesh.mesh)  # once, with your placements',
-            "local = move(x.to_local())  # any number of times",
+            "from distbench import redistribute",
+            'plan = redistribute.plan("S(0)R", "RS(0)", x.shape, mesh, "profile.json")  # once, with your placements',
+            "local = redistribute.execute(x.to_local(), plan)  # any number of times",
         )
     imports = ["import distbench"] if native or name == "calibrated" else []
     contexts = ["distbench.native_all_to_all()"] if native else []

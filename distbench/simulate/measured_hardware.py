@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distbench.planning.cost_profile import hosts_of, nonnegative_least_squares
+from distbench.planning.cost_profile import nonnegative_least_squares
+from distbench.planning.profile_fit import hosts_of
 from distbench.records.run_file import Run
 from distbench.show.blocks import Table
 from distbench.show.terminal import text_of

@@ -18,14 +18,14 @@ from torch.distributed.tensor import DTensor, Shard
 
 import distbench
 from distbench.planning import advice as advice_module
-from distbench.planning import redistribution_plans
-from distbench.planning import redistribution_plans as recommendation
+from distbench.planning import recommendation, redistribution_plans
 from distbench.planning.advice import pair_text, ranking_text
 from distbench.planning.cost_profile import Line, load_profile
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.layout_drawing import check_picture, diagram_of, drawing_of
-from distbench.planning.plan_request import Setting, TorchAnswers, TorchPath, every_pair, pair_of, setting_of
-from distbench.planning.redistribution_plans import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
+from distbench.planning.plan_request import TorchAnswers, TorchPath, every_pair, pair_of, setting_of
+from distbench.planning.recommendation import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
+from distbench.planning.redistribution_plans import Setting
 from distbench.spec.errors import UserError
 from distbench.spec.placements import PLANNERS
 from distbench.torch_private import fake_mesh
@@ -159,7 +159,7 @@ def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:
 
 
 def test_a_planner_that_only_ranks_can_try_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (redistribution_plans, advice_module):
+    for module in (recommendation, advice_module):
         monkeypatch.setattr(module, "PLANNERS", (*PLANNERS, "replicate"))
     setting, torch = setting_of("8,8", "bf16", "2x2"), answers("RR->S(0)R")
     advice = advice_of(setting, "RR", "S(0)R", torch)
@@ -262,7 +262,7 @@ def test_what_a_recommendation_says_to_write_runs(planner: str, monkeypatch: pyt
     advice = advice_of(setting, "S(0)S(1)", "S(1)S(0)", SWAP)
     monkeypatch.setattr(recommendation, "how", partial(_how_with, recommendation.how, planner))
     text = verdict(replace(setting, profile_path=H100), advice).partition(". How: ")[2].removesuffix(".")
-    text = text.replace(", then move(x.to_local()) in place of redistribute", "\nresult = move(x.to_local())")
+    text = text.replace("redistribute.execute(", "result = redistribute.execute(")
     code = f"{text}:\n    result = x.redistribute(mesh, after).to_local()" if text.startswith("with ") else text
     assert not re.search(r"distbench\.\w+\.", code)
     with fake_mesh((2, 2), 1) as mesh:

@@ -17,11 +17,10 @@ from distbench.planning.cost_profile import (
     TorchCost,
     fit_line,
     load_profile,
-    measured_in,
-    profile_of,
 )
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.placement_states import parse_state
+from distbench.planning.profile_fit import measured_in, profile_of
 from distbench.planning.search import Problem, priced_steps
 from distbench.records.run_file import Run, read_run
 from distbench.report import render

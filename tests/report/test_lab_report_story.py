@@ -65,7 +65,7 @@ def test_the_verdict_stands_first_and_every_number_in_it_is_the_runs(story: str)
 def test_the_story_ends_with_the_lines_of_code_and_the_runs_own_profile(story: str) -> None:
     tail = story[story.index("The line of code") :]
     assert '    with distbench.calibrated_planning("machine.json"):\n        train()' in tail
-    assert "    move = distbench.DirectRedistribution(" in tail
+    assert "    plan = redistribute.plan(" in tail
     assert tail.rstrip().endswith("# any number of times\n\nPASS: 96 cases in 1 scenario: all correct")
 
 
@@ -73,7 +73,7 @@ def test_a_planner_that_is_not_surely_faster_is_not_recommended(tmp_path: Path) 
     text = joined(text_of(write(tmp_path / "lab.jsonl", many_pairs(calibrated=1.0, direct=2.0))))
     assert "use greedy, torch's default, for the rest, because no planner for everything is faster beyond noise" in text
     assert "not a gain beyond noise" in text
-    assert "use direct" not in text and "DirectRedistribution" not in text
+    assert "use direct" not in text and "redistribute.plan" not in text
 
 
 def test_direct_is_left_out_where_what_is_set_for_everything_is_faster(tmp_path: Path) -> None:

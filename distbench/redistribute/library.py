@@ -1,0 +1,120 @@
+"""The planner of the library: `plan`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distbench.planning.cost_profile import DIRECT, MeshCost, Profile, TorchCost, load_profile, measured_cost
+from distbench.planning.placement_states import NotHandled, State
+from distbench.planning.redistribution_plans import Plan, Setting, plan_redistribution
+from distbench.planning.search import Problem
+from distbench.redistribute.execution import bound
+from distbench.redistribute.layouts import layout_of
+from distbench.spec.errors import UserError
+from distbench.spec.placements import OUR_PLANNERS
+
+
+def plan(
+    source: Any,
+    target: Any,
+    shape: Sequence[int],
+    mesh: Any,
+    profile: Profile | Path | str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    planner: str | None = None,
+    max_bytes: int | None = None,
+) -> Plan:
+    """Plan a redistribution once, to `execute` it any number of times; every rank makes the same plan.
+
+    A plan has `steps`, `sent_bytes`, `seconds` (predicted), `error` (expected, relative) and `peak_bytes` (local
+    tensors before and after a step). Ranks do not communicate to plan.
+
+    Args:
+        source: the layout now: text such as "S(0)R", torch's placements, a DTensor or its spec, or spmd_types'
+            PartitionSpec, SpmdType or TensorSharding.
+        target: the layout wanted, in any of these forms.
+        shape: of the full tensor.
+        mesh: the DeviceMesh; or its sizes, by name or in order, for a plan that is not executed.
+        profile: measured prices, or their file (`distbench calibrate`); without them torch's constants.
+        dtype: of the tensor, for predicted bytes and time; the default dtype by default.
+        planner: "calibrated" (a path of collectives) or "direct" (one exchange); the faster by prediction by default.
+        max_bytes: limit on `peak_bytes`.
+
+    Raises:
+        UserError: an argument is not valid, or no plan exists, with the reason.
+    """
+    if planner not in (None, *OUR_PLANNERS):
+        raise UserError(f"planner {planner!r} is unknown; use {' or '.join(OUR_PLANNERS)}")
+    device_mesh = mesh if hasattr(mesh, "get_group") else None
+    loaded = profile if profile is None or isinstance(profile, Profile) else load_profile(Path(profile))
+    sizes = _sizes(mesh, loaded)
+    (before, gradient_after), (after, gradient_before) = (
+        layout_of(layout, len(shape), sizes, device_mesh) for layout in (source, target)
+    )
+    if device_mesh is not None:
+        _require_ascending(device_mesh)
+    itemsize = (dtype or torch.get_default_dtype()).itemsize
+    try:
+        problem = Problem(tuple(sizes.values()), tuple(int(size) for size in shape), itemsize)
+    except NotHandled as reason:
+        raise UserError(f"{reason}; plan with plain sizes") from reason
+    if loaded is not None:
+        loaded = loaded.on(sizes).natively()
+    # torch's own assumption: one device per host on a CPU, else eight.
+    devices_per_host = 1 if getattr(device_mesh, "device_type", "cpu") == "cpu" else 8
+    model: MeshCost = measured_cost(loaded, sizes) if loaded else TorchCost(problem.mesh_shape, devices_per_host)
+    setting = Setting(problem, sizes, "", devices_per_host, model, loaded)
+    if device_mesh is not None and device_mesh.ndim > 1 and device_mesh.size() != torch.distributed.get_world_size():
+        # An exchange needs a process group of exactly the mesh's ranks.
+        if planner == DIRECT:
+            raise UserError("planner direct needs a mesh of one mesh dim or of all ranks; use calibrated")
+        planner = "calibrated"
+
+    def between(start: State, end: State, planner: str | None) -> Plan:
+        try:
+            return plan_redistribution(setting, start, end, planner, max_bytes)
+        except NotHandled as reason:
+            raise UserError(f"{start} -> {end} has no plan: {reason}") from reason
+
+    forward = between(before, after, planner)
+    if device_mesh is None:
+        return forward
+    # The gradient of a gradient has its tensor's layout under spmd_types only.
+    again = (before, after) if type(source).__module__.startswith("spmd_types") else (gradient_after, gradient_before)
+
+    def backward() -> Plan:
+        # An exchange makes no Partial.
+        by = "calibrated" if gradient_after.partials else forward.planner
+        return bound(between(gradient_before, gradient_after, by), mesh, twice)
+
+    def twice() -> Plan:
+        by = "calibrated" if again[1].partials else forward.planner
+        return bound(between(*again, by), mesh, backward)
+
+    return bound(forward, mesh, backward)
+
+
+def _sizes(mesh: Any, profile: Profile | None) -> dict[str, int]:
+    """Return the names and sizes of the mesh dims; a mesh without names has the profile's, if the sizes are equal."""
+    if isinstance(mesh, Mapping):
+        return {str(name): int(size) for name, size in mesh.items()}
+    sizes = tuple(int(size) for size in getattr(mesh, "shape", mesh))
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"mesh {mesh!r} is not valid; give a DeviceMesh or its sizes, such as (2, 4)")
+    names = getattr(mesh, "mesh_dim_names", None)
+    if names is None and profile and tuple(profile.mesh.values()) == sizes:
+        names = tuple(profile.mesh)
+    return dict(zip(names or [f"m{number}" for number in range(len(sizes))], sizes, strict=True))
+
+
+def _require_ascending(mesh: Any) -> None:
+    ranks = mesh.mesh
+    for mesh_dim in range(ranks.ndim):
+        if bool((ranks.diff(dim=mesh_dim) <= 0).any()):
+            raise UserError(
+                f"the ranks {ranks.tolist()} of the mesh do not ascend along mesh dim {mesh_dim}, but torch sorts the "
+                "ranks of a group; make a mesh with ascending ranks"
+            )
