@@ -134,8 +134,9 @@ def said(*arguments: object) -> str:
 
 
 def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
-    assert "simulated on h100 (9 guessed, 4 fitted, 3 extrapolated figures), not measured: a step 5.00 s, 3 GiB" in said(
-        "report", path
+    assert (
+        "simulated on h100 (9 guessed, 4 fitted, 3 extrapolated figures), not measured: a step 5.00 s, 3 GiB"
+        in said("report", path)
     )
     full = said("report", path, "--full", "--page", tmp_path / "page.html")
     assert "simulated step time and memory" in full and "simulated, not measured: on h100, rank 0 of 8" in full
