@@ -92,7 +92,7 @@ def best_text(result: SweepResult) -> list[str]:
     if probability is None or count < 2:
         return []
     ties = sum(result.is_tie(plan) for plan in result.plans[1:] if plan.fits is not False)
-    tied = f"; {count_text(ties, 'plan')} cannot be told from it" if ties else ""
+    tied = f"; ties: {count_text(ties, 'plan')}" if ties else ""
     return [f"Fastest of {count} predicted plans with a probability of {100 * probability:.0f} %{tied}"]
 
 
