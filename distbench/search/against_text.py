@@ -16,6 +16,7 @@ from distbench.simulate.error_bars import (
     DifferenceErrors,
     Residual,
     ResidualFile,
+    bar_rows,
     coverage,
     difference_errors,
     memory_coverage,
@@ -54,6 +55,7 @@ def residuals_of(results: Sequence[Compared], commit: str) -> ResidualFile:
             mode=result.row.mode,
             log_error=round(result.log_error, 5),
             memory_log_error=None if result.memory_log_error is None else round(result.memory_log_error, 5),
+            stated_cause=result.row.stated_cause,
         )
         for result in results
         if result.step_s is not None
@@ -89,6 +91,9 @@ def blocks_of(results: Sequence[Compared]) -> list[Block]:
     for title, rows in (("held-out", held_out), ("fitted", fitted)):
         if rows:
             blocks += [_rows(title, rows), _by_class(title, rows)]
+    if stated := [result for result in simulated if result.row.stated_cause]:
+        causes = (f"{result.row.name} ({result.row.source}): {result.row.stated_cause}" for result in stated)
+        blocks.append(Notes(tuple(f"not used for error bars: {cause}" for cause in causes)))
     blocks += [*_without(results), Lines(tuple(summary(results)))]
     return blocks
 
@@ -178,14 +183,16 @@ def summary(results: Sequence[Compared]) -> list[str]:
     left_out = len(results) - len(simulated)
     lines = []
     if held_out:
-        worst = worst_of(held_out)
+        usable = [result for result in held_out if not result.row.stated_cause]
+        worst = worst_of(usable or held_out)
         sources = count_text(len({result.row.source for result in held_out}), "source")
         lines.append(
             f"Held-out: {count_text(len(held_out), 'row')} of {sources}, median error of the step time "
             f"{100 * median_error(held_out):.1f} %, worst {error_text(worst.log_error)} ({worst.row.name}, "
             f"{worst.row.source})"
+            + (f"; worst with a stated cause {error_text(worst_of(held_out).log_error)}" if usable != held_out else "")
         )
-        residuals = residuals_of(held_out, "").rows
+        residuals = bar_rows(residuals_of(held_out, "").rows)
         inside, count = coverage(residuals)
         if count:
             lines.append(

@@ -50,6 +50,7 @@ class Residual(Struct, frozen=True):
     mode: str
     log_error: float
     memory_log_error: float | None = None
+    stated_cause: str = ""
 
 
 class ResidualFile(Struct, frozen=True):
@@ -98,10 +99,13 @@ CLASSES: Sequence[tuple[str, ...]] = (
 
 @functools.cache
 def held_out(path: Path = RESIDUALS) -> tuple[Residual, ...]:
-    """Return the residuals of held-out rows; () if the file is missing."""
-    if not path.is_file():
-        return ()
-    return tuple(row for row in read_record(path, ResidualFile, FORMAT).rows if row.split == "held-out")
+    """Return the residuals of held-out rows that error bars use; () if the file is missing."""
+    return bar_rows(read_record(path, ResidualFile, FORMAT).rows) if path.is_file() else ()
+
+
+def bar_rows(rows: Sequence[Residual]) -> tuple[Residual, ...]:
+    """Return held-out rows whose machine and step are those that were simulated, as far as the source states."""
+    return tuple(row for row in rows if row.split == "held-out" and not row.stated_cause)
 
 
 def traits_of(hardware: Hardware, mesh: Mapping[str, int], is_float8: bool, is_compiled: bool) -> Traits:

@@ -40,6 +40,8 @@ class Published(Struct, frozen=True):
         tokens_per_s: per device.
         reserved_gib: largest max_reserved of all devices.
         not_simulated: the reason why no scenario expresses the row.
+        stated_cause: a fact of the source for which the row's machine or step is not the simulated one; error bars do
+            not use the row.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Published(Struct, frozen=True):
     reserved_gib: Positive | None = None
     expandable_segments: Literal["yes", "no"] = "no"
     not_simulated: str = ""
+    stated_cause: str = ""
 
     def __post_init__(self) -> None:
         """Check the texts with parts."""
