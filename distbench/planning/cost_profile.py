@@ -53,7 +53,7 @@ class Sample:
     payload_bytes: float
     num_copies: float
     seconds: float
-    num_messages: int = 0
+    num_messages: float = 0
 
 
 # Seconds per byte, at most 1: every link is faster than one byte per second.
