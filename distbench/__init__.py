@@ -1,8 +1,8 @@
 """distbench: the cost of a parallelism plan on this hardware, and the cost of each of its parts.
 
-From Python: `distbench.run("tp_mlp", quick=True)`, `distbench.load("results")` and `distbench.compare(a, b)` do what
-the commands do (docs/python.md). In training code: `with distbench.calibrated_planning("profile.json"): ...` lets
-DTensor plan by a measured profile, and `distbench.DirectRedistribution` moves a tensor in one exchange.
+From Python: `distbench.run("tp_mlp", quick=True)`, `distbench.load("results")` and `distbench.compare(a, b)` run the
+commands of these names (docs/python.md). In training code `with distbench.calibrated_planning("profile.json"): ...`
+makes DTensor plan by a measured profile, and `distbench.DirectRedistribution` moves a tensor in one exchange.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Assertions on the communication of code in tests: `with distbench.communication(model) as seen:`.
 
-The collectives are those that c10d dispatches in this process, on real and fake process groups, of compiled code and of
-DDP's reducer, too. Owners are determined as in a traced step (`observe/module_attribution.py`).
+These are the collectives that c10d dispatches in this process, on real and fake process groups. Collectives of compiled
+code and of DDP's reducer are included. Owners are determined as in a traced step (`observe/module_attribution.py`).
 """
 
 import contextlib

@@ -1,9 +1,10 @@
 """Late ranks in a user's own loop: `with distbench.watch(every=100) as watch:`.
 
 In 1 of `every` steps each rank times its collectives (gloo) at their dispatch by c10d. A rank's own work before a
-collective is the time since the rank left its previous collective, of any group. Time in collectives is left out: there
-all ranks wait for the last one, so ranks' step times are equal. Own work needs no common clock of hosts. The ranks put
-their sums into the store of the process group; rank 0 reads them later. Therefore no rank waits for another rank.
+collective is the time since the rank left its previous collective, of any group. Time in collectives is left out,
+because all ranks wait there for the last rank, which makes the ranks' step times equal. Own work needs no common clock
+of hosts. The ranks put their sums into the store of the process group, and rank 0 reads the sums later. Therefore no
+rank waits for another rank.
 """
 
 import contextlib
@@ -86,7 +87,7 @@ def own_work(calls: Sequence[TimedCall], start_s: float, end_s: float) -> dict[R
 
 
 def _left(running: list[TimedCall], now_s: float, left_s: float, overlaps: bool) -> tuple[float, list[TimedCall]]:
-    """Return when the rank left a collective last, and the collectives that it has not left at `now_s`."""
+    """Return the time at which the rank last left a collective, and the collectives that it has not left at `now_s`."""
     still = []
     for call in running:
         if call.completed_s is None or call.completed_s > now_s or (call.overlaps and overlaps):
@@ -162,10 +163,10 @@ class Watch:
         self._read: list[dict[int, Sample]] = []  # on rank 0
         self._next_look, self._alpha = FIRST_LOOK, ALPHA / 2
         self._is_open = False
-        with timed_collectives(self._on_issue):  # torch that lacks a name is refused before the loop
+        with timed_collectives(self._on_issue):  # A torch without a required name is rejected before the loop.
             pass
         if self._rank == 0:
-            importlib.import_module("scipy.special")  # else the first look delays a step
+            importlib.import_module("scipy.special")  # Otherwise the first evaluation would delay a step.
 
     def __enter__(self) -> Self:
         self._is_open = True
@@ -179,13 +180,13 @@ class Watch:
             if self._rank == 0:
                 ended = [f"ended/{rank}" for rank in range(self._num_ranks)]
                 if kind is None:
-                    with contextlib.suppress(RuntimeError):  # a rank has not ended
+                    with contextlib.suppress(RuntimeError):  # A rank has not sent its last samples yet.
                         self._store.wait(ended, timedelta(seconds=EXIT_S))
                 self._collect(is_last=True)
                 self._report(self._judge(ALPHA / 2), "watch: ")
 
     def step(self) -> None:
-        """End a step of the loop. All ranks must call this equally often, or the rest is not compared.
+        """End a step of the loop. All ranks must call this equally often; further samples of one rank are not compared.
 
         Raises:
             UserError: not in the `with` block.
@@ -217,13 +218,13 @@ class Watch:
         self._start_s, self._calls = None, []
         named = {ranks: (self._names.get(ranks, ""), own_s) for ranks, own_s in work.items() if len(ranks) > 1}
         self._num_samples += 1
-        with contextlib.suppress(RuntimeError):  # the host of the store has ended; the loop fails by itself
+        with contextlib.suppress(RuntimeError):  # The process of the store has ended, so the loop itself will fail.
             self._store.set(f"{self._num_samples - 1}/{self._rank}", Sample(end_s - start_s, named).to_text())
             if self._rank == 0:
                 self._collect(is_last=False)
                 if len(self._read) >= self._next_look:
                     self._next_look *= 2
-                    self._alpha /= 2  # over all looks at most half of the error rate; the end has the other half
+                    self._alpha /= 2  # All evaluations during the loop share half of the error rate. The last evaluation has the other half.
                     if (verdict := self._judge(self._alpha)).exit_code != UNKNOWN:
                         self._report(verdict, f"watch: step {self._num_steps}: ")
 
@@ -253,14 +254,14 @@ class Watch:
 
 
 def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Watch:
-    """Watch the loop of a `with` block: which rank arrives last in each group, how often and by how much.
+    """Watch the loop of a `with` block, and report which rank arrives last in each group, how often, and by how much.
 
     The loop calls `step()` of the result once per step. Rank 0 prints to stderr: after 8, 16, 32, ... sampled steps,
     and at the end. All ranks must enter the block. An exception in the block ends the watch on its rank; no other rank
     waits for that rank. Rank 0 waits at most 10 s at its own end for the last samples.
 
     Args:
-        every: one of so many steps is timed. Other steps are unchanged.
+        every: one step in `every` steps is timed. Other steps are unchanged.
         mesh: names the groups of its mesh dims in messages.
 
     Raises:
@@ -276,7 +277,7 @@ def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Watch:
         return Watch(every, mesh)
     except Unsupported as reason:
         raise UserError(str(reason)) from reason
-    except RuntimeError as error:  # the store of a fake group stores nothing
+    except RuntimeError as error:  # The store of a fake group stores nothing.
         raise UserError(
             "watch() needs ranks that share a store; use a process group of gloo, not a fake one"
         ) from error

@@ -1,6 +1,7 @@
 """Made-up files of nccl-tests: their times follow rates that are known, with noise."""
 
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,10 @@ def true_s(op: str, on_hosts: Sequence[int], size: float) -> float:
         return TRUTH["node_base_s"] + moved / TRUTH["node_bytes_per_s"]
     num_links = (num_ranks - 1) / (num_ranks - on_hosts[0]) if op == "alltoall" else on_hosts[0]
     rate = min(TRUTH["node_bytes_per_s"], TRUTH["network_bytes_per_s"] * num_links)
-    return TRUTH["network_base_s"] + turns * (len(on_hosts) - 2) * TRUE_HOP_S + moved / rate
+    further = len(on_hosts) - 2
+    hops = {"all_reduce": 2 * (math.ceil(math.log2(len(on_hosts))) - 1), "alltoall": further}
+    num_hops = hops.get(op, further * (1 + (on_hosts[0] - 1) * 1.9 / 4))
+    return TRUTH["network_base_s"] + num_hops * TRUE_HOP_S + moved / rate
 
 
 def nccl_file(

@@ -169,7 +169,8 @@ def broken_rules(path: Path, package: str) -> list[str]:
         library = imports.split(".")[0]
         if library == "torch" and package not in TORCH_PACKAGES and name not in TORCH_FILES:
             broken.append(
-                f"{name} may not import torch: ask processes/ask_child.py, or move the code to a package of ranks"
+                f"{name} may not import torch: send a verb to worker/child.py (see processes/), or move the code "
+                "to a package of ranks"
             )
         if library in ("pandas", "matplotlib") and package not in FRAMES:
             broken.append(f"{name} may not import {library}: move the frame to report/ and the picture to show/")
@@ -188,8 +189,10 @@ def test_neither_packages_nor_files_import_one_another_in_a_cycle() -> None:
     packages: dict[str, set[str]] = {package: set() for package in PACKAGES}
     for module, path in MODULES.items():
         packages[package_of(path)] |= {package_of(MODULES[other]) for other in files[module]} - {package_of(path)}
-    assert cycle_in(files) is None
-    assert cycle_in(packages) is None
+    for graph in (files, packages):
+        assert (cycle := cycle_in(graph)) is None, (
+            f"{' -> '.join(cycle)}: move what the first needs of the second to the lower of the two, or to spec/"
+        )
 
 
 def cycle_in(graph: dict[str, set[str]]) -> list[str] | None:
@@ -240,7 +243,10 @@ def test_private_names_are_taken_in_one_package_only() -> None:
     """Of torch, and of one another: what begins with an underscore belongs to the file that defines it."""
     for path in FILES:
         if package_of(path) != "torch_private":
-            assert list(private_names(tree_of(path))) == [], path
+            assert list(private_names(tree_of(path))) == [], (
+                f"{path}: move the use of these names to torch_private/ and list them in its probe.py; a private name "
+                "of distbench becomes public in its file"
+            )
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ ATTENTION_SHAPES = ((4, 4, 64, 64), (1, 8, 512, 64))  # batch, heads, sequence, 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # Less than 32 MiB: glibc allocates larger buffers outside of its heap and maps each buffer again page by page.
 PAYLOAD_BYTES = (4096, 131072, 2097152, 8388608, 25165824)
-# Work of one call of a case, so that it lasts some tens of milliseconds on a current core.
+# Operations of one call of a case. The call takes some tens of milliseconds on a current core.
 CALL_FLOPS, CALL_BYTES = 1e9, 2.5e8
 CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
 
@@ -128,7 +128,8 @@ def square_of(size_bytes: int, itemsize: int, num_ranks: int) -> tuple[int, int]
 def _exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
     """Return whole-mesh layouts before and after that differ in how much each rank receives, copies and adds.
 
-    From Partial, only layouts that one exchange moves, independent of predictions.
+    If the source has a Partial, only pairs that one exchange can move are returned. The choice does not depend on
+    predictions.
     """
     rows, columns, replicated = "S(0)" * mesh_ndim, "S(1)" * mesh_ndim, "R" * mesh_ndim
     sides = [(rows, columns), (rows, replicated), (columns, rows), (columns, replicated)]
@@ -238,7 +239,7 @@ class Work(NamedTuple):
     """Operators to time: `call` runs each once."""
 
     call: Callable[[], object]
-    amount: int  # floating point operations or bytes of one of them
+    amount: int  # floating point operations or bytes of one operator
     num_operators: int  # number of operators per call
     # Repeats per call of the case. Ranks of one machine share its cores, caches and memory, so an operator's time
     # is that of the slowest rank while all ranks run it. Short operators repeat for longer than one time slice of the

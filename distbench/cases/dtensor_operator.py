@@ -28,9 +28,9 @@ PHASES = ("forward", "backward")
 # Relative to the largest compared value.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 TOLERANCE_OF_OTHERS = 2e-2
-# Start of min_cost's error if its graph lacks a placement, such as the masked Partial of an embedding.
+# The beginning of min_cost's error message if its graph lacks a placement, such as the masked Partial of an embedding.
 NO_PATH = "No path found"
-# Start of the error in the backward of indexing with sharded indices on torch 2.11.
+# The beginning of the error message in the backward of indexing with sharded indices on torch 2.11.
 UNEVEN_VALUES = "shape mismatch: value tensor"
 
 
@@ -64,7 +64,8 @@ def operator_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpe
             for planner in planners:
                 params = {"op": operator.name, "source": laid, "planner": planner, "dtype": dtype}
                 case = Case(f"{group}/{planner}", "operator", params)
-                # No group, so that times get no verdict: the redistributions of planners are compared.
+                # The cases have no group, so their times get no verdict. Only the planners' redistributions are
+                # compared.
                 yield CaseSpec(case, partial(_open, operator, layouts, planner, context))
 
 
@@ -143,7 +144,7 @@ def try_once(run: "OperatorRun", planner: str) -> None:
 
 
 class OperatorRun:
-    """Forward of an operator, then backward from a given gradient in the layout of the result."""
+    """Run the forward of an operator, then its backward from a given gradient in the layout of the result."""
 
     def __init__(self, call: Callable[..., Any], leaves: Sequence[Any], gradient: torch.Tensor) -> None:
         self._call, self._leaves, self._whole_gradient = call, leaves, gradient

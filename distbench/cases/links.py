@@ -31,8 +31,8 @@ from distbench.redistribute.expected_shards import tagged
 from distbench.spec import Scenario
 from distbench.spec.devices import is_accelerator
 
-# TCP segments that this rank's connections sent and retransmitted: a lossy link may be fast, and only these counts show
-# loss.
+# TCP segments that this rank's connections sent and retransmitted: A lossy link may be fast, and only these counts show
+# the loss.
 #
 # The kernel counts retransmissions per network namespace and per connection, not per interface. A connection's counts
 # are in its `struct tcp_info` (Linux 4.2 or newer, linux/tcp.h); its local address belongs to one interface.
@@ -51,7 +51,7 @@ DTYPE, PERIOD = "f32", 251
 SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
 SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
 SMALL_BYTES = 4
-# Per pass: samples of one period drift together, so more of them would not add information.
+# The number of samples per pass. Samples of one period drift together, so more samples would not add information.
 SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
 
 
@@ -98,7 +98,7 @@ def link_rounds(hosts: Sequence[str], max_rounds: int = 0) -> list[LinkRound]:
 
     If these were more than `max_rounds` (0: MAX_ROUNDS), each host meets only the binary logarithm of the number of
     hosts, with all its ranks, so that doubling the hosts adds one meeting. Each rank then still meets ranks of several
-    hosts, so that slow ranks and hosts are found; a slow link between two ranks that do not meet is not.
+    hosts, so that slow ranks and hosts are found. A slow link between two ranks that do not meet is not found.
 
     With one host or an even number of hosts, each with the same even number of ranks, N ranks need N - 1 rounds. Each
     round then has pairs of one level and includes all ranks, and each pair between two hosts shares the hosts' links

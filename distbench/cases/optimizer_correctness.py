@@ -52,9 +52,10 @@ UNITS = 2
 STATISTICS_TOLERANCE = 1e-3
 TIMES_ROUNDING = 3.0
 NUM_DRAWS = 2
-# Elements that are shared at once; a tensor with more is shared alone.
+# The number of elements that are shared at once. A larger tensor is shared alone.
 BUCKET = 4_000_000
-# Relative, to identify a cause; decay also applies to what the steps add, and a wrong part moves with each step.
+# Relative tolerance for the identification of a cause. It must be large, because decay also applies to the updates, and
+# a wrong part changes in each step.
 CLOSE, DECAY_CLOSE, PART_CLOSE = 1e-2, 5e-2, 0.1
 
 
@@ -157,7 +158,7 @@ class OptimizerCheck:
             gradients = backwards[turn] if turn < len(backwards) else {}
             differences = gradient_differences(step.model, self._reference, gradients, context, is_given=True)
             self.differences.append(differences)
-            # The last ones before a step clears them.
+            # The last gradients before a step clears them.
             own = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
             self._gradients |= {name: _on_cpu(gradient) for name, gradient in own.items()}
 
@@ -203,7 +204,7 @@ class OptimizerCheck:
             return Change(math.inf, largest(whole), 0.0, 0.0)
         before = self._before.get(label)
         if before is None or before.shape != expected.shape:
-            # New: made of zeros or of the parameter.
+            # A new state tensor begins with zeros or with the values of the parameter.
             initial = self._before.get(trained.owner)
             before = torch.zeros_like(expected)
             if initial is not None and initial.shape == expected.shape and _is_nearer(expected, initial.float()):
@@ -238,7 +239,7 @@ class OptimizerCheck:
         )
 
     def _digests(self, trained: Mapping[str, Trained], shared: "Facts") -> dict[tuple[str, tuple[int, ...]], str]:
-        """Map labels and parts to hashes, of tensors that other ranks hold too."""
+        """Map labels and parts to hashes. The map has the tensors that other ranks hold too."""
         digests = {}
         compared = dict(shared.shapes)
         for label, each in trained.items():
@@ -511,7 +512,7 @@ def of_scales(wrong: Sequence[Mapping[str, Signs]], norms: Sequence[float], is_l
             by_kind[kind] = known
     if not by_kind:
         return
-    # Adam's updates hide most of a factor, and its second moment has the square.
+    # Adam's updates hide most of a factor. Its second moment has the square of the factor.
     moments = [known for kind, known in by_kind.items() if kind] or [*by_kind.values()]
     factors = min(moments, key=lambda known: max(abs(factor - 1) for factor in known))
     text = ", ".join(f"{factor:.3g} on rank {rank}" for rank, factor in enumerate(factors[:4]))

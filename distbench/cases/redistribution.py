@@ -43,7 +43,7 @@ from distbench.torch_private import OrderedPlacements, OrderedTensor, Unsupporte
 PARTIAL_OPS = ("sum", "avg", "max", "min")
 TENSOR_NDIMS = (1, 2, 3)
 REDUCTIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-# Suites that also compare speed run at every size, the others at the first size.
+# Suites that also compare speed run at every size. The other suites run at the first size.
 AT_EVERY_SIZE = ("pairs", "backward")
 Group = list[Pair]
 
@@ -125,7 +125,9 @@ def _pairs(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 
 def _partials(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Sources with each reduce op, and targets with a sum: torch's greedy planner has no path from S to P (F3)."""
+    """Return pairs of sources with each reduce op and targets with a sum. torch's greedy planner has no path from S to
+    P (F3).
+    """
     mesh_ndim, shape = len(mesh_shape), cube(numel, 2, math.prod(mesh_shape))
     by_op = [[pair for pair in _every_pair(mesh_shape, shape, op) if pair.source.has_partial] for op in PARTIAL_OPS]
     to_sum = [target for target in plain_layouts(mesh_ndim, 2, "sum") if target.has_partial]
@@ -194,7 +196,9 @@ def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 
 def _strided(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Strided sources with and without an equal shard order, on tensor dims that divide evenly or not (F2)."""
+    """Return pairs of strided sources with and without an equal shard order, on tensor dims that divide evenly or
+    unevenly (F2).
+    """
     mesh_ndim, ranks = len(mesh_shape), math.prod(mesh_shape)
     decodable: Group = []
     undecodable: Group = []
@@ -226,7 +230,8 @@ SUITES: dict[str, Callable[[tuple[int, ...], int], list[Group]]] = {
 
 
 def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...], seed: str) -> list[Pair]:
-    """Return every pair, or at most `max_pairs` from each group in turn, first one pair per class of equal pairs.
+    """Return every pair, or at most `max_pairs` pairs, taken from each group in turn. The first pairs of a group belong
+    to different classes of equal pairs.
 
     Two pairs are equal if they differ only by the names of mesh dims of one size, and of tensor dims of one size.
     `max_pairs` 0 means all pairs. The seed must be equal on all ranks.

@@ -49,7 +49,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class Reference:
     """Results of one device, on rank 0's CPU; other ranks have only the shapes."""
 
-    shapes: dict[str, torch.Size]  # by name, the full shape of every parameter
+    shapes: dict[str, torch.Size]  # name to full shape of every parameter
     built: Blueprint
     loss: float = 0.0
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # full gradients of the parameters that have any
@@ -136,7 +136,7 @@ def reference_of(
 
 
 def _add(gradients: dict[str, torch.Tensor], name: str, finished: torch.Tensor) -> None:
-    # A part that recomputes its forward in its own backward adds to a parameter several times.
+    # A module that recomputes its forward in its own backward adds to a parameter's gradient several times.
     gradients[name] = gradients[name] + finished if name in gradients else finished
 
 
@@ -266,9 +266,9 @@ def run_step(
     """Run forward, and backward if gradients are collected; each gradient moves to the CPU once backward has finished
     it.
 
-    No other rank takes part, so the step must not communicate. The batch is copied, with floats cast to `dtype` if
-    given. A forward-only scenario returns an output and the loss 0. The user's own step runs as a whole; the collected
-    gradients are those of each optimizer's first step, and `after_backward` is called after each backward.
+    Other ranks do not run the step, so the step must not communicate. The batch is copied, with floats cast to `dtype`
+    if given. A forward-only scenario returns an output and the loss 0. The user's own step runs as a whole; the
+    collected gradients are those of each optimizer's first step, and `after_backward` is called after each backward.
     """
     collect = None if scenario.inference else collect
     runs_forward_backward = collect is not None and scenario.step is None
@@ -420,7 +420,7 @@ def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankCont
 def _output_difference(output: torch.Tensor, reference: Reference, context: RankContext) -> Difference:
     index, count = context.index(BATCH_DIMS)
     whole_output, difference = reference.output, Difference(0.0, 0.0)
-    # If one rank's part had another shape, the broadcasts below would fail.
+    # A tensor of another shape on one rank would make the broadcasts below fail.
     shapes = context.gather((tuple(output.shape), None if whole_output is None else tuple(whole_output.shape)))
     if (full := shapes[0][1]) is not None and any(shape != (full[0] // count, *full[1:]) for shape, _ in shapes):
         return Difference(math.inf, 0.0)

@@ -1,4 +1,4 @@
-"""A step of the scenario's model under its plan, or forward only: with separate times of each phase."""
+"""A step of the scenario's model under its plan, or its forward pass only, with separate times of each phase."""
 
 import contextlib
 import hashlib
@@ -122,7 +122,7 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
             counters["state_bytes"] = max(context.gather(state_bytes))
             wrong = wrong or changed
         step.kept_outputs = None
-        # After all measurements and checks, so it cannot affect the step.
+        # The trace runs after all measurements and checks, so it cannot affect the step.
         if "memory" not in known:
             counters.update(memory_counters(step, context))
             if step.pipeline is not None:
@@ -131,7 +131,7 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
         return wrong
 
     def pause() -> None:
-        # Drop figures of the check's own steps, such as on one rank.
+        # Remove figures of the check's own steps, such as the step on one device.
         nonlocal is_restarted
         if not is_restarted:
             step.start_anew()

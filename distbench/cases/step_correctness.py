@@ -53,16 +53,17 @@ T = TypeVar("T")
 # Name of a parameter to the parameter's part on this rank, and the size of its gradient.
 Gradients = Mapping[str, tuple[tuple[int, ...], float]]
 
-# The label that F.cross_entropy ignores by default.
+# This is the label that F.cross_entropy ignores by default.
 IGNORED = -100
-# Relative, to distinguish a sum over ranks from other errors; a missing gradient has an error of its own size.
+# Relative tolerance that distinguishes a sum over ranks from other errors. A missing gradient has an error of its own
+# size.
 CLOSE, LOST = 1e-3, 0.99
 # Relative errors that need no measurement of rounding, and relative errors allowed below f32 without a measurement.
 TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
 # Correct plans had up to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
 TIMES_ROUNDING = 3.0
-# Read by the libraries themselves, so nothing in this process can undo it.
+# The libraries read this variable, so this process cannot undo it.
 FORCED = "NVIDIA_TF32_OVERRIDE"
 F32_EPS = torch.finfo(F32).eps
 
@@ -127,7 +128,7 @@ class Allowance:
     tolerance: float  # relative error that needs no measurement
     loss_tolerance: float  # the same for the loss
     because: str  # origin of the tolerance
-    is_named: bool = False  # given by the scenario; rounding then only identifies gradients that are pure rounding
+    is_named: bool = False  # whether the scenario sets the tolerance; rounding then only identifies gradients that consist of rounding
     rounding: Rounding | None = None  # of one device's step, if it was measured
     gradient_scale: float = 1.0  # the factor that the plan applies to gradients
     reduction: float = 0.0  # relative error of a gradient's sum over ranks, which one device does not have
@@ -195,7 +196,7 @@ class SideEffects:
     backward_at: str | None = None  # `file:line` of a backward call in them
     optimizer: str | None = None  # class of an optimizer that steps in them, and the place
     has_forward: bool = False  # whether the model's own forward ran
-    default_dtype: torch.dtype = F32  # torch's, after the step
+    default_dtype: torch.dtype = F32  # torch's default dtype after the step
 
     @contextlib.contextmanager
     def of(self, step: TrainingStep) -> Iterator[Callable[[], None]]:
@@ -226,7 +227,7 @@ class SideEffects:
         with contextlib.ExitStack() as undo:
             undo.enter_context(replaced(torch.autograd, "backward", backward))
             undo.callback(register_optimizer_step_pre_hook(before_step).remove)
-            # A hook would recompile compiled modules, and only DDP needs a hook.
+            # Only DDP needs a hook, and a hook would recompile compiled modules.
             self.has_forward = step.plan.ddp is None or step.plan.compile is not None
             if not self.has_forward:
                 undo.callback(step.model.register_forward_pre_hook(entered).remove)

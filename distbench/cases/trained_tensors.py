@@ -19,9 +19,9 @@ from distbench.redistribute.expected_shards import own_shard
 from distbench.spec import Scenario
 from distbench.torch_private import no_collectives
 
-# One step of Adam or of momentum would show less, since moments start at zero.
+# The number of steps is two, because one step of Adam or of momentum shows less: moments start at zero.
 NUM_STEPS = 2
-# Levels of objects that are searched for tensors below an optimizer.
+# The depth to which objects below an optimizer are searched for tensors.
 DEPTH = 8
 # Modules whose buffers are statistics of earlier batches.
 STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -80,7 +80,7 @@ def _reached(
         return
     parts = _parts(value)
     if isinstance(value, list | tuple) and len(value) == len(names):
-        # For example averages of the parameters, in the optimizer's order of parameters.
+        # This includes averages of the parameters, in the optimizer's order of parameters.
         parts = list(zip(names.values(), value, strict=True))
     for key, item in parts:
         name = names.get(id(key)) or (key if isinstance(key, str) and key in names.values() else "")

@@ -90,14 +90,14 @@ def ab(
     """Launch two git revisions in turn until the verdict on REF_B against REF_A is decided.
 
     Each revision is checked out into a separate worktree. The revision . is the working tree with uncommitted changes.
-    The two launches of a pair run in random order, so that the machine's drift affects both sides equally. Use this
-    command on a shared machine. The words after -- are the arguments of distbench run. To compare two torch
-    installations or two settings, give . . and --python-b or --env-b.
+    The two launches of a pair run in random order, so that the machine's drift affects both sides equally. Therefore
+    this command also works on a shared machine. The words after -- are the arguments of distbench run. To compare two
+    torch installations or two settings, give . . and --python-b or --env-b.
 
-    With --bisect, REF_A is a good commit and REF_B a slower one after it. Once REF_B is slower, the commits in between
-    are measured until the first slower one has a certainty of 95 %. Commits that cannot be launched are skipped.
+    With --bisect, REF_A is a good commit, and REF_B is a later, slower commit. If REF_B is slower, the commits in
+    between are measured until the first slower commit is certain to 95 %. Commits that cannot be launched are skipped.
 
-    The exit codes are listed by distbench gate --help. With --bisect, 1 is a slower commit that was found.
+    The exit codes are listed by distbench gate --help. With --bisect, exit code 1 means that a slower commit was found.
 
     \b
     Examples:

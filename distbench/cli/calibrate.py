@@ -60,7 +60,7 @@ NO_BASE = (
 )
 
 
-# Options of measurements, which --from has not.
+# Options of measurements, which are not valid with --from.
 OF_MEASUREMENT = ("mesh", "device", "quick", "plots", "timeout_s", "dry_run", "yes")
 
 
@@ -142,10 +142,10 @@ def calibrate(
     The profile lists the time of every collective over every mesh dim by size. All groups of a mesh dim run at once, as
     in DTensor. On CPUs the hardware file lists times of operators that run on all ranks at once, and of small steps.
     `simulate --hardware FILE` predicts steps of any plan on this machine. On several hosts (torchrun, srun) the profile
-    also lists the process groups of other meshes, one line per group shape.
+    also lists the process groups of other meshes, with one line per group shape.
 
-    With --from no ranks are started: the profile, and with --base the links of a hardware file, are fitted to earlier
-    runs or to files of nccl-tests.
+    With --from no ranks are started. The profile is fitted to earlier runs or to files of nccl-tests. With --base the
+    links of a hardware file are fitted too.
 
     \b
     Examples:
@@ -262,7 +262,7 @@ def _calibrate_from(
 
 
 def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quiet: bool, use: Sequence[str]) -> None:
-    """Print the text of each file, then the files and the next command, `use` without a hardware file."""
+    """Print the text of each file, then the files and the next command (`use` if there is no hardware file)."""
     if form == "json":
         click.echo(json.dumps([json.loads(file.read_text(encoding="utf-8")) for file in texts], indent=1))
     if form == "json" or quiet:
@@ -284,7 +284,7 @@ def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: st
             "and use a shipped hardware file"
         )
     if mesh_size(job.mesh) == 1:
-        return None  # the profile's own error has the next step
+        return None  # The error of the profile has the next step.
     return hardware_out or (output.with_name(HARDWARE) if job.device == "cpu" else None)
 
 

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 @width_option
 @verbose_option
 def compare(paths: tuple[str, ...], verdict: VerdictOptions, chosen: str, out: Path, form: str) -> None:
-    """Show two runs side by side, case by case: A, the baseline, and B.
+    """Show two runs side by side, case by case. A is the baseline, B the candidate.
 
-    Each side is a run file or a folder of them; with several per side, write the word vs between the sides. With one
-    launch per side, the comparison shows the intervals of its passes and has no verdict. Several launches per side are
-    compared by the statistics of distbench gate, without a tolerance. Use distbench ab to measure several launches per
-    side.
+    Each side is a run file or a folder of run files. With several paths per side, write the word vs between the sides.
+    With one launch per side, the comparison shows the intervals of its passes and has no verdict. Several launches per
+    side are compared by the statistics of distbench gate, without a tolerance. Use distbench ab to measure several
+    launches per side.
 
     If a side is simulated, the predicted times are shown next to the times of the other side, with a ratio but no
     interval.

@@ -65,7 +65,7 @@ class VerdictOptions:
         "--dedicated",
         default=False,
         is_flag=True,
-        help="Fail even without alternation; for machines that no other program uses.",
+        help="Fail even without alternation. Use this on machines that no other program uses.",
     )
     allow_different: tuple[str, ...] = option(
         "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare even if this field differs."
@@ -109,7 +109,7 @@ def gate(
     chosen: str,
     out: Path,
 ) -> None:
-    """Fail if CANDIDATE is slower than BASELINE. One run file is one launch; give several per side.
+    """Fail if CANDIDATE is slower than BASELINE. One run file is one launch. Give several launches per side.
 
     Each side is folders, run files, quoted patterns, or stored baselines. With more than two paths, write the word vs
     between the sides. Launches of alternating sides are compared in pairs. Without alternation a slowdown is only a

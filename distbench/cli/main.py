@@ -167,7 +167,7 @@ class WholeSentences(click.Group):
 
 
 class CommandFiles(UserDict[str, Any]):
-    """Commands by name. A command's file is imported at the first use, which keeps `--help` fast."""
+    """The commands by name. A command's file is imported at the first use, so that `--help` is fast."""
 
     def __getitem__(self, name: str) -> click.Command:
         if isinstance(file := self.data[name], str):
@@ -204,7 +204,7 @@ class Commands(WholeSentences):
             say("distbench: interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
-            # click would end with 1, which means a regression in gate.
+            # click would exit with 1, which means a regression in gate.
             ctx.exit(141)
 
     def resolve_command(

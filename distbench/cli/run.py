@@ -67,7 +67,9 @@ BESIDE_RESUME = ("resume", "form", "quiet", "scenarios", "yes", *LINK_OPTIONS)
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """Options of scenario links: failure for a slow link, an earlier run, expected rates, and files of the verdict."""
+    """Options of scenario links: fail for a slow link, compare with an earlier run or with expected rates, write files
+    of the verdict.
+    """
 
     fail_on_outlier: bool = option(
         "--fail-on-outlier",
@@ -218,11 +220,11 @@ def run(
 ) -> None:
     """Measure scenarios: all cases of all their variants. Scenarios with the same number of ranks share one launch.
 
-    A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME: the scenarios and options
-    of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this process joins as a rank instead of
-    starting ranks.
+    A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME. @NAME stands for the
+    scenarios and options of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this process joins
+    as a rank instead of starting ranks.
 
-    --resume measures the missing cases of an interrupted run and adds them to its file, with the options of that run.
+    --resume measures the missing cases of an interrupted run with the options of that run, and adds them to its file.
 
     \b
     Examples:
@@ -524,7 +526,7 @@ def _of_traces(run_file: Path) -> str:
     # A profiler without times has a reason.
     notes += {why for trace in traced if trace["method"] == "profiler" and (why := trace["exposed_reason"])}
     if num_differing := sum(bool((trace.get("agreement") or {}).get("differences")) for trace in traced):
-        notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")
+        notes.append(f"two methods recorded different collectives in {num_differing} of these steps; see the report")
     return "; ".join([*notes, *failed])
 
 

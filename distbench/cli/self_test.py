@@ -40,10 +40,10 @@ def self_test(
 ) -> None:
     """Measure the error rates of distbench gate on this machine, with launches of unchanged code.
 
-    FOLDER holds run files of one revision, or another tool's files, as gate reads them; so may FILE. Without it, new
-    launches are made, with the arguments of distbench run after -- (default: collectives --quick --passes 8). The table
-    shows how often the gate reports a slowdown of unchanged code, and how often it detects slowdowns that are added to
-    one case.
+    FOLDER contains run files of one revision, or files of another tool that gate reads. FILE is one such file. Without
+    FOLDER or FILE, new launches are made with the arguments of distbench run after -- (default: collectives --quick
+    --passes 8). The table shows how often the gate reports a slowdown of unchanged code, and how often the gate detects
+    slowdowns that are added to one case.
 
     \b
     Examples:

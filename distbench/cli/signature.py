@@ -29,8 +29,8 @@ from distbench.spec.errors import UserError
 def signature() -> None:
     """Write, check and update signatures: the exact communication of a step, as text for git.
 
-    A signature lists each path's phase, mesh dim, bytes, module and redistribution. A signature is the same on every
-    machine. `distbench signature SCENARIO` is short for `distbench signature write SCENARIO`.
+    A signature lists phase, mesh dim, bytes, module and redistribution of each path. It is the same on every machine.
+    `distbench signature SCENARIO` is short for `distbench signature write SCENARIO`.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def write_signature(
     output: Path | None,
     output_dir: Path | None,
 ) -> None:
-    """Write the signature of each SCENARIO. The next scenarios follow after a rejected scenario.
+    """Write the signature of each SCENARIO. If a scenario is rejected, the command continues with the next scenario.
 
     Exit code: 0, or 2 if a scenario is rejected.
 

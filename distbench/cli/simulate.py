@@ -142,7 +142,7 @@ def simulate(
     else:
         recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, chakra, _ranks(ranks), assume)
     simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
-    # Printed before it is written, because a full disk must not destroy a result of minutes.
+    # The result is printed before it is written, because a full disk must not destroy a result of minutes.
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
     else:

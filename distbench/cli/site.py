@@ -39,7 +39,7 @@ from distbench.spec.errors import UserError
     type=click.IntRange(0, 1000),
     metavar="N",
     default=1,
-    help="Report pages: of the N newest launches per scenario and machine. Earlier pages stay. [1]",
+    help="Write report pages of the N newest launches per scenario and machine. Earlier pages remain. [1]",
 )
 @options_of(ColumnOptions, "numbers")
 @cases_option
@@ -55,8 +55,8 @@ def site(
     those that distbench history reports. The pages need no server and no network.
 
     An index in the results folder (.distbench-index.sqlite) stores the numbers of each run file, so that only new and
-    changed files are read. -o is replaced as a whole. A folder with files that distbench site did not write is
-    rejected.
+    changed files are read. The folder of -o is replaced as a whole. A folder with files that distbench site did not
+    write is rejected.
 
     \b
     Example:

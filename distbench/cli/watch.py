@@ -18,10 +18,10 @@ from distbench.cli.options import expanded, format_option, say
 @format_option("table", "json")
 @click.pass_context
 def watch(ctx: click.Context, files: tuple[str, ...], ranks_per_host: int | None, form: str) -> None:
-    """Name ranks that arrive last at collectives, from files of Flight Recorder or NCCL Inspector.
+    """Show ranks that arrive last at collectives, from files of Flight Recorder or NCCL Inspector.
 
     A FILE is one rank's dump or a folder of dumps. Each group's collectives are divided into 20 parts. A rank is
-    reported if it is last in more parts than by chance. In code, distbench.watch() measures the same in a loop.
+    reported if it is last in more parts than by chance. In Python, distbench.watch() measures the same in a loop.
 
     Exit code: 0 no late rank, 1 a late rank, 3 unknown.
 

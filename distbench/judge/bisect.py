@@ -1,8 +1,8 @@
 """`distbench ab --bisect`: the first slower commit of a history, by pairs of launches of the good commit and another.
 
 First the good and the bad commit are compared as by `distbench ab`. If the bad one is slower, the case with the
-clearest slowdown is followed. `statistics.noisy_bisection` chooses the commit of each further pair, until the chance of
-one commit is at least the certainty, or the time is over.
+clearest slowdown is followed. `statistics.noisy_bisection` chooses the commit of each further pair. The search ends
+when the probability of one commit reaches the certainty, or when the time is over.
 """
 
 import math
@@ -88,7 +88,7 @@ def commits_between(trees: Worktrees, good: str, bad: str) -> list[Commit]:
 
 
 class CommitLauncher:
-    """Launches the good commit and another one, each from a worktree that is made for its first launch.
+    """Launch the good commit and another commit. Each commit's worktree is made for its first launch.
 
     Args:
         names: the user's names of the good and the bad commit.
@@ -125,19 +125,20 @@ class CommitLauncher:
 
 @dataclass
 class Search:
-    """The state of a search, from the comparison of the good and the bad commit on.
+    """The state of a search after the comparison of the good and the bad commit.
 
     Args:
         commits: the good commit, and the commits after it; the last is the bad one.
         settled: the comparison of the good and the bad commit.
-        certainty: the chance of one commit at which the search ends.
+        certainty: the probability of one commit at which the search ends.
         case: the followed case and its metric; None if the bad commit is not slower.
         step: the change of this case from the good to the bad commit.
         pairs: all pairs of launches.
         differences: commit's number to the differences of its pairs after `settled`, in logarithms.
-        chances: of the commits after the good one to be the first slower one, and that none is slower.
+        chances: the probability of each commit after the good one to be the first slower commit; the last entry is the
+            probability that no commit is slower.
         skipped: commit's number to the reason why it could not be measured.
-        reason: why the search ended before one commit was certain; "" if one is.
+        reason: why the search ended before one commit was certain; "" if one commit is certain.
     """
 
     commits: Sequence[Commit]
@@ -169,8 +170,9 @@ class Search:
 
     @property
     def answer(self) -> tuple[int, int, float]:
-        """The numbers of the first and last commit of the smallest range that has the first slower one with the
-        certainty, and the range's chance."""
+        """The numbers of the first and last commit of the smallest range that contains the first slower commit with the
+        certainty, and the probability of this range.
+        """
         return smallest_range(separable_groups(self.chances, self.is_measurable), self.certainty)
 
     @property
@@ -180,7 +182,7 @@ class Search:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether later pairs show that no commit is slower, although the first pairs did."""
+        """Whether later pairs show that no commit is slower, although the first pairs showed a slower commit."""
         return bool(self.chances[-1] >= self.certainty)
 
     def slowdown(self, number: int) -> tuple[float, float, float]:

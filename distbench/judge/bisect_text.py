@@ -18,15 +18,18 @@ TOOL = "distbench ab --bisect"
 
 
 def exit_code(search: Search, strict: bool) -> int:
-    """Return 1 if a slower commit, or a range that has it, was found; else the code of the first comparison, or of an
-    undecided one."""
+    """Return 1 if a slower commit, or a range that contains it, was found. Otherwise return the code of the first
+    comparison or of an undecided comparison.
+    """
     if search.step is None:
         return search.settled.gated.exit_code(strict)
     return 3 * strict if search.is_refuted else 1
 
 
 def render(form: str, search: Search, strict: bool) -> str:
-    """Return the result in a format of `--format`; that of the first comparison if nothing was searched."""
+    """Return the result in a format of `--format`. If no commit was searched, return the result of the first
+    comparison.
+    """
     if search.step is None:
         return gate_text.FORMS[form](search.settled.gated, strict)
     return FORMS[form](search)

@@ -248,7 +248,7 @@ def _path_differences(before: Mapping[CommunicationPath, int], after: Mapping[Co
 
 # The exact gate compares signatures without a tolerance, independent of the machine.
 #
-# Where a plan's communication depends on the torch version, NAME.signature is valid for the torch that wrote it and for
+# If a plan's communication depends on the torch version, NAME.signature is valid for the torch that wrote it and for
 # newer versions, up to the version X.Y of a NAME.torch-X.Y.signature in the same folder.
 
 SUFFIX = ".signature"

@@ -383,7 +383,7 @@ def answer(comparison: SideBySide) -> tuple[str, str]:
     finding = (
         f"PASS: {summary}. B is at most {least_sure.ratio_high:.3g}x as slow as A (upper end of the widest 95 % CI)"
     )
-    return finding, f"Next: distbench history {scenario}   (shows earlier launches)"
+    return finding, f"Next: distbench history {worst.scenario.partition(' (')[0]}   (shows earlier launches)"
 
 
 def _uncompared(cases: Sequence[ComparedCase]) -> Table:

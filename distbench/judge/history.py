@@ -58,7 +58,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Level:
-    """The launches between two changes: the range of indexes `start:stop` of the points, and the median in seconds."""
+    """The launches between two changes, as the range of indexes `start:stop` of the points, and their median in
+    seconds.
+    """
 
     start: int
     stop: int
@@ -240,7 +242,7 @@ def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
         least = f"{num_launches} launches are too few to detect a change; {2 * MIN_LAUNCHES} are needed"
         return [few.format("a change") if alone and num_launches >= 2 * MIN_LAUNCHES else least]
     of_all = "" if math.isnan(shared) else f" ({100 * shared:.0f} % for the median of all cases)"
-    rule = f"penalty: a split is a change if it explains over {100 * points.own_share:.0f} % of a case's sum of squares"
+    rule = f"penalty: a split is reported as a change if it explains more than {100 * points.own_share:.0f} % of a case's sum of squares"
     chance = f"{100 * LEVEL:g} % of permutations of the launches exceed this limit in at least one case"
     drift = [few.format("a change of all cases together")] if not alone and math.isnan(shared) else []
     return [f"{rule}{of_all}; {chance}", *drift]

@@ -1,5 +1,6 @@
-"""The verdict on ranks that arrive last: of a watched loop (`loop_watch.py`) and of other tools' files, in the same
-words."""
+"""The verdict on ranks that arrive last. It has the same words for a watched loop (`loop_watch.py`) and for other
+tools' files.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +15,8 @@ from distbench.statistics.intervals import Floats
 from distbench.statistics.late_ranks import ALPHA, fewest_last, fewest_samples, latenesses
 
 MAX_NAMED = 4
-# Of files: number of samples, and the smallest reported lateness as a share of the median collective (durations), or of
-# the time between collectives (arrivals).
+# For files: the number of samples, and the smallest reported lateness. The lateness is a share of the median collective
+# (durations), or of the time between collectives (arrivals).
 PARTS, LEAST_SHARE = 20, 0.1
 PASS, LATE, UNKNOWN = 0, 1, 3  # exit codes, as of preflight
 
@@ -80,12 +81,12 @@ class LateRank:
 
 @dataclass(frozen=True)
 class LatenessVerdict:
-    """The late ranks of all groups, the latest first, and lines for people: the headline, after it the next command.
+    """The late ranks of all groups, the latest first, and lines for people: first the headline, then the next command.
 
     Attributes:
         late: late ranks.
         lines: sentences.
-        exit_code: 0 without a late rank, 1 with one, 3 if unknown.
+        exit_code: 0 without a late rank, 1 with a late rank, 3 if unknown.
     """
 
     late: tuple[LateRank, ...]
@@ -99,7 +100,8 @@ class LatenessVerdict:
 
 
 def judge_arrivals(groups: Sequence[GroupArrivals], samples: str, more: str, alpha: float = ALPHA) -> LatenessVerdict:
-    """Name the ranks that arrive last more often than by chance, at an error rate of `alpha` over all groups.
+    """Return the verdict on ranks that arrive last more often than by chance, at an error rate of `alpha` over all
+    groups.
 
     Args:
         groups: all groups of two or more ranks.
@@ -141,12 +143,12 @@ def judge_arrivals(groups: Sequence[GroupArrivals], samples: str, more: str, alp
 def arrivals_of_files(groups: Sequence[CollectiveTimes], ranks_per_host: int | None) -> list[GroupArrivals]:
     """Return the arrivals of groups of files, whose samples are PARTS parts of consecutive collectives.
 
-    Files do not mark steps, and collectives of a step depend on each other. Clocks of hosts are not aligned: durations
-    are compared, which end together on all ranks, so the rank that arrives last has the shortest; times of the host's
-    call only within a host.
+    Files do not mark steps, and collectives of a step depend on each other. Clocks of hosts are not aligned, so
+    durations are compared. All ranks leave a collective together, so the rank that arrives last has the shortest
+    duration. Times of the host's call are compared only within a host.
 
     Args:
-        ranks_per_host: of files without hosts; None if unknown.
+        ranks_per_host: number of ranks per host, for files without hosts; None if unknown.
     """
     return [_arrivals_of(group, ranks_per_host) for group in groups]
 
@@ -215,8 +217,8 @@ def _detectable(judged: Sequence[GroupArrivals], num_tests: int, samples: str, a
     count, group = max(needed, key=lambda pair: pair[0] / len(pair[1].arrivals_s))
     least = brief_time_text(float(np.max([each.least_s for each in judged])))
     return (
-        f"A rank that is last in {count} of {len(group.arrivals_s)} {samples}, by {least} per {group.per} or more, "
-        "would be named."
+        f"Detectable: a rank that is last in {count} of {len(group.arrivals_s)} {samples}, by {least} per {group.per} "
+        f"or more."
     )
 
 

@@ -149,7 +149,7 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
 
 
 def _few_together(groups: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup]:
-    """Join the pairs of all levels with too few pairs: relative times are comparable across levels."""
+    """Join the pairs of all levels with too few pairs, because relative times are comparable across levels."""
     few: dict[tuple[str, int], list[ComparisonGroup]] = {}
     for group in groups:
         if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE:
@@ -199,8 +199,8 @@ SLOW_SPREADS = 3  # a pass is slow if it exceeds the threshold by this many stan
 # This share of the ranks and pairs of a slow host, or of the pairs between two slow hosts, may have normal speed.
 MAX_LIKE_OTHERS = 0.1
 TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of normal values
-# Fit by least absolute deviations: the number of iterations, the residual that is treated as 0, the ridge, and the
-# change of a weight that ends the iteration.
+# Parameters of the fit by least absolute deviations: the number of iterations, the residual that is treated as 0, the
+# ridge, and the change of a weight that ends the iteration.
 ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE, CONVERGED = 20, 0.02, 1e-9, 0.1
 RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
 

@@ -68,8 +68,9 @@ def _name_of(outlier: Outlier | Loss, links: LinkRun) -> str:
 
 
 class LinksVerdict(NamedTuple):
-    """The verdict as sentences, whether a rank or link is slow, whether the check is conclusive, and the next
-    command; and what the verdict is about."""
+    """The verdict on links: sentences, whether a rank or link is slow, whether the check is conclusive, the next
+    command, and the judged links.
+    """
 
     lines: tuple[str, ...]
     is_slow: bool

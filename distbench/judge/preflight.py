@@ -13,11 +13,12 @@ from distbench.records.exports import metric_lines
 from distbench.show.units import bandwidth_text
 from distbench.spec.printable_text import count_text
 
-# Half of the rate is the mildest fault of hardware (a lost lane or port); this is the geometric mean of it and 1.
+# The smallest fault of hardware (a lost lane or port) halves the rate. This limit is the geometric mean of one half and
+# 1.
 LEAST_SHARE = 0.7
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 WITHIN, BETWEEN = "within a host", "between hosts"
-EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNKNOWN": 3}  # as those of `gate --strict`: an unknown outcome is not a success
+EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNKNOWN": 3}  # The same codes as those of `gate --strict`: an unknown outcome is not a success.
 METRIC = "distbench_preflight_host"
 
 

@@ -298,7 +298,7 @@ class Meeting:
             advice = "set MASTER_ADDR to the host of rank 0, and open MASTER_PORT to the other ranks"
             sentence = f"{sentence}, and this address does not respond ({error}); {advice}"
         else:
-            sentence = f"{sentence}, and continues to wait. This address responds"
+            sentence = f"{sentence}, and continues to wait. The address responds"
         print(printable(f"distbench: {sentence}"), file=sys.stderr, flush=True)
 
 

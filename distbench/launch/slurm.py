@@ -21,7 +21,7 @@ NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": 
 ONE_JOB = (
     "distbench submits one job and shows its output; leave out this option, or submit the file of --dry-run yourself"
 )
-# Not a state of Slurm: its controller does not respond.
+# The state of a job if Slurm's controller does not respond. Slurm has no such state.
 UNANSWERED = "UNANSWERED"
 # Slurm's states of an ended job: squeue(1), JOB STATE CODES. Each version has further states of jobs that have not
 # ended.
@@ -98,7 +98,7 @@ AT_ONCE_S = 5.0
 # Seconds between two lines on a waiting job, and until a node's file is visible on this host (NFS may take a minute).
 SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
 JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # output of `sbatch --parsable`
-LAST_OWN_CODE = 3  # before exit codes up to 3, a rank prints the cause
+LAST_OWN_CODE = 3  # before it exits with a code up to 3, a rank prints the cause
 # Slurm's reason if a node could not open the output file.
 NOT_BEGUN = "JobLaunchFailure"
 # After the loss of a rank, the other ranks end without help. Slurm must not kill the rank that writes the run file.
@@ -278,7 +278,7 @@ def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
 def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
     if state.word == UNANSWERED:
         problem = f"Slurm does not respond ({state.reason})"
-        return f"{problem}; distbench retries. Job {job_id} is not affected. While the job runs, its run file grows"
+        return f"{problem}; distbench retries. Job {job_id} is not affected and writes its run file while it runs"
     after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
     begins = f"; Slurm expects to start it at {state.begins}" if state.begins else ""
     advice = f" ({ADVICE[state.why].format(job_id=job_id.partition(';')[0])})" if state.why in ADVICE else ""

@@ -546,7 +546,7 @@ def step_of_events(
 
 
 def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-    """Yield the events of a Chrome trace one by one, because parsing a large trace at once would stop progress reports.
+    """Yield the events of a Chrome trace one by one. Parsing a large trace at once would delay progress reports.
 
     Raises:
         ValueError: the trace is incomplete, as on a full disk, or an event is not JSON.

@@ -1,7 +1,7 @@
 """A step's communication with times, in a separate pass after the step was timed and checked.
 
-Each collective is seen on its way to its backend (`torch_private.collectives`). On CPU it is stamped there; on
-accelerators the profiler records when its kernels ran.
+Each collective is recorded when c10d dispatches it (`torch_private.collectives`). On CPU its times are recorded there.
+On accelerators the profiler records the times of its kernels.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ from distbench.statistics.intervals import median
 from distbench.torch_private import Issued, timed_collectives
 
 NUM_STEPS, ROUNDS = 3, 5
-# Seconds in which rounds of the overhead measurement begin, which limits the number of rounds of long steps.
+# New rounds of the overhead measurement begin only in the first seconds. This limits the number of rounds of long
+# steps.
 OVERHEAD_S = 2.0
 MAX_DIFFERENCES = 20
 OVERLAP_SHARES_CPUS = "on CPU, gloo's threads and backward share the CPUs"
@@ -43,7 +44,7 @@ class Tracing:
     """Facts of the launch for a traced pass."""
 
     clock_shared: bool  # all ranks read the same monotonic clock
-    on_progress: Callable[[], None] = lambda: None  # called repeatedly, since a long trace is not a hang
+    on_progress: Callable[[], None] = lambda: None  # called repeatedly, because a long trace must not count as a hang
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Sample:
     payload_bytes: float
     num_copies: float
     seconds: float
-    num_messages: int = 0
+    num_messages: float = 0
 
 
 # Seconds per byte, at most 1: every link is faster than one byte per second.
@@ -158,7 +158,7 @@ def fit_line(
         bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
         if bent[1] <= KNEE_GAIN * miss:
             best = bent[0]
-    # Half of the samples take longer; squares of relative errors would favour too low predictions.
+    # The line is centred on the median, because squares of relative errors would favour predictions that are too low.
     factor = float(np.median(1 / _over_measured(best, samples)))
     best = msgspec.structs.replace(best, **{name: getattr(best, name) * factor for name in COSTS})
     return msgspec.structs.replace(
@@ -472,7 +472,7 @@ def profile_of(run: Run) -> Profile:
     machine, backend, torch = (str(run.header["environment"][name]) for name in ("machine", "backend", "torch"))
     source = f"measured by distbench calibrate, run {run.header['run_id']}"
     mesh, hosts = dict(run.header["job"]["mesh"]), hosts_of(run)
-    # Groups that belong to no mesh dim have their shape as name.
+    # The name of a group that belongs to no mesh dim is its shape.
     shapes = mesh_shapes(mesh, hosts) if hosts else {}
     lines = [
         msgspec.structs.replace(line, hosts=shapes.get(line.mesh_dim, line.mesh_dim) if hosts else "") for line in lines

@@ -23,9 +23,9 @@ from distbench.spec.placements import BASELINE, PLANNERS, TORCH_PLANNERS
 
 # Planners whose predictions are this close count as equal; the planner that is simplest to use wins.
 EQUAL_SHARE = 0.02
-# distbench's planners are recommended if predicted faster than torch's path by this share. Smaller measured gains
-# were noise or losses: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2), six were slower than the better one of
-# torch's two planners (by 1.5 to 11 %), although predicted 1 to 6 % faster.
+# distbench's planners are recommended if they are predicted to be faster than torch's path by more than this share.
+# Smaller measured gains were noise or losses: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2), six were slower than
+# the better one of torch's two planners (by 1.5 to 11 %), although predicted 1 to 6 % faster.
 LEAVING_SHARE = 0.10
 
 
@@ -314,7 +314,8 @@ def time_words(seconds: float) -> str:
     return " ".join(time_text(seconds).split()) if seconds else "0 us"
 
 
-# Exchanges take time with the square of the ranks: pairs times ranks squared, for about ten seconds.
+# The time to plan an exchange grows with the square of the ranks. This limit on pairs times ranks squared takes about
+# ten seconds.
 MAX_WORK = 4_000_000
 
 

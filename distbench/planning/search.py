@@ -195,7 +195,8 @@ class PricedStep(NamedTuple):
 
 def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
     """Price a path's steps on the busiest rank; ValueError if neighbours are not one legal step apart."""
-    # A separate graph, since `price` needs no shared numbers and uneven prices are right for even shards too.
+    # This is a separate graph: `price` needs no shared numbers, and prices of uneven shards are also right for even
+    # shards.
     graph = Graph(len(problem.mesh_shape), len(problem.shape))
     pricing = Pricing(graph, problem, model, None)
     steps = []

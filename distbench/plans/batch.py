@@ -12,7 +12,8 @@ from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import chunk_of
 from distbench.spec import CpPlan, Scenario, UserError
 
-# Tensor dim that is split: one for all tensors, or glob pattern over the name to a tensor dim, None for unsplit.
+# The tensor dim that is split: one number for all tensors, or a map from glob pattern over the name to a tensor dim
+# (None: not split).
 Dims = int | Mapping[str, int | None]
 
 
@@ -156,7 +157,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def forward(model: Any, inputs: Any) -> Any:
-    """Call the model with a dict as keyword arguments, a list or tuple as arguments, others as only argument."""
+    """Call the model with a dict as keyword arguments, with a list or tuple as arguments, or with any other value as
+    the only argument.
+    """
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)

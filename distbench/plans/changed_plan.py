@@ -40,13 +40,15 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
     if name == "microbatches":
         return replace(plan, microbatches=value)
     if name == "checkpoint":
-        # full: all activations of the modules that the plan checkpoints, else of those that FSDP wraps.
+        # "full" checkpoints all activations of the modules that the plan checkpoints, or else of the modules that FSDP
+        # wraps.
         modules = () if value == "none" else checkpointable(plan)
         if not modules and value != "none":
-            raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave it out")
+            raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave plan.checkpoint out")
         return replace(plan, checkpoint=modules, checkpoint_context=None)
     if name == "compile":
-        # The modules that the plan compiles, else those that it checkpoints or FSDP wraps, else the whole model.
+        # The modules that the plan compiles, or else the modules that it checkpoints or that FSDP wraps, or else the
+        # whole model.
         compiled = plan.compile or CompilePlan(checkpointable(plan) or ("",))
         return replace(plan, compile=None if value == "none" else replace(compiled, backend=value))
     if name in ("rotate", "load_balance"):

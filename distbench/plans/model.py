@@ -61,7 +61,9 @@ def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name:
 
 
 def _with_parts(tree: Any, new: dict[Any, Any]) -> Any:
-    """Copy and change: a constructor may accept other arguments, or change its arguments."""
+    """Copy the container and change the copy, because a constructor may accept other arguments, or change its
+    arguments.
+    """
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return tree._replace(**new)  # type: ignore[attr-defined]
     if isinstance(tree, list | tuple):
@@ -156,7 +158,7 @@ def _built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool
 
 
 def _move_parameters(model: nn.Module) -> None:
-    """Move to the meta device; shared parameters stay shared, while torch would make a parameter per module."""
+    """Move a model to the meta device. Shared parameters remain shared; torch would make a parameter per module."""
     moved: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):

@@ -120,7 +120,7 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
             if config is not None and not hasattr(module, "config"):
                 module.config = getattr(config, "get_text_config", lambda: config)()  # read by styles of MLA
             style.install_forward(module, mesh)
-    # Each holder of a shared parameter got its own DTensor; holders with equal layouts share one DTensor again.
+    # Each holder of a shared parameter got its own DTensor. Holders with equal layouts then share one DTensor again.
     for (_, module, attribute), *other_holders in shared:
         parameter = getattr(module, attribute)
         for _, other_module, name in other_holders:
@@ -297,9 +297,9 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Cal
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
     """Compile the forward of each matching module; Skipped if the backend cannot work on this machine.
 
-    A call waits for pending TP collectives of its inputs before compiled code runs. If compiled code waited, torch 2.12
-    to 2.15 would drop the gradient of a pending input (pytorch PR 191113), and torch 2.11 to 2.13 would not wait in a
-    DTensor (pytorch issue 180614). `tp_mesh` is the 1-D mesh of tensor parallel, for `async_tp`.
+    A call waits for pending TP collectives of its inputs before compiled code runs. If compiled code waited instead,
+    torch 2.12 to 2.15 would drop the gradient of a pending input (pytorch PR 191113), and torch 2.11 to 2.13 would not
+    wait for a DTensor (pytorch issue 180614). `tp_mesh` is the 1-D mesh of tensor parallel, for `async_tp`.
     """
     options = async_tp_options(tp_mesh) if plan.async_tp and tp_mesh is not None else None
     if reason := why_not(plan.backend, device):

@@ -342,7 +342,7 @@ def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankCo
             begun_s = time.monotonic()
             run()
             length_s = time.monotonic() - begun_s
-        # Loss time is in no other span, and other spans do not nest.
+        # The time of the loss is not part of another span, and other spans do not nest.
         step_times.append((length_s, sum(span.ended_s - span.begun_s for span in working)))
     of_ranks = context.gather(step_times)
     longest_s = [max(length_s for length_s, _ in of_step) for of_step in zip(*of_ranks, strict=True)]

@@ -31,7 +31,7 @@ from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
 from distbench.spec.printable_text import count_text, listed
 
-# Largest numbers of sizes and of names in a message.
+# The largest number of sizes, and of names, in a message.
 LARGEST_SIZE, MAX_NAMED = 64, 12
 # Name of a module or parameter with a layer number in it.
 _IN_LAYER = re.compile(r"(?<![\w.])(?:\w+\.)*\d+(?:\.\w+)*(?![\w.])")
@@ -106,7 +106,9 @@ def grouped(problems: Iterable[str | Undivided]) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> list[str]:
-    """`layers.*.attention.{wq,wk}.weight: 8 layers`: layers counted, modules of one layer joined in one name."""
+    """Return a text such as `layers.*.attention.{wq,wk}.weight: 8 layers`, with the number of layers, and the modules
+    of one layer joined to one name.
+    """
     beside: dict[tuple[str, str, int], list[str]] = {}
     for name, count in Counter(map(folded, names)).items():
         module, _, parameter = name.rpartition(".")
@@ -290,7 +292,7 @@ def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is not a valid bucket size; use more than 0"
     if ddp.static_graph and not ddp.sync_each_microbatch and plan.microbatches > 1:
-        yield "static_graph needs the first backward, which sync_each_microbatch=False skips; drop one of them"
+        yield "static_graph needs the first backward, which sync_each_microbatch=False skips; leave one of them out"
     modules = matching_modules(ddp.ignored, model).values()
     ignored = {parameter for module in modules for parameter in module.parameters()}
     if not any(parameter.requires_grad and parameter not in ignored for parameter in model.parameters()):
@@ -534,14 +536,17 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
 
 
 def _unexchanged_attention(model: nn.Module) -> Iterator[str]:
-    """Report a transformers model whose attention does not call what context parallel replaces, as one with sinks."""
+    """Report a transformers model whose attention does not call the function that context parallel replaces, such as a
+    model with attention sinks.
+    """
     for module in model.modules():
         used = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if isinstance(used, str) and used != "sdpa":
             yield (
                 "context parallel exchanges keys and values only in scaled_dot_product_attention, and "
-                f"{name_of(module)} has attn_implementation={used!r}, which would see one rank's part of the sequence; "
-                "use attn_implementation='sdpa', or leave cp out if the model rejects it, as one with attention sinks"
+                f"{name_of(module)} has attn_implementation={used!r}, which would see one rank's part of the "
+                f"sequence; use attn_implementation='sdpa', or leave cp out if the model rejects 'sdpa', as models "
+                f"with attention sinks do"
             )
             return
 

@@ -356,7 +356,7 @@ class TrainingStep:
         """Run one whole step, and clear the gradients at its end."""
         self.forward_backward(stamp)
         self.optimize()
-        # Not the optimizer's own zero_grad, which a user's optimizer may lack.
+        # A user's optimizer may lack zero_grad, so zero_grad is not called.
         self.model.zero_grad(set_to_none=True)
         if self.optimizer is not None:
             stamp()
@@ -419,7 +419,7 @@ class UserStep(TrainingStep):
         assert self._scenario.step is not None
         self._place = place_of(self._scenario.step)
         self._watch = StepWatch(self._scenario.step)
-        # Of each call of a period, once it was observed: its phases, and whether the end of each is stamped.
+        # For each observed call of a period: its phases, and whether the end of each phase is stamped.
         self._calls: tuple[tuple[Phase, ...], ...] = ()
 
     @property
@@ -457,7 +457,7 @@ class UserStep(TrainingStep):
         self._make_optimizers()
 
     def start_anew(self) -> None:
-        """Restart; run periods until a scaler that skips first steps has settled."""
+        """Restart, and run periods until a scaler that skips the first steps no longer skips a step."""
         self.restart()
         for _ in range(MOST_CALLS):
             if not self._calls or self._period(lambda: None, is_strict=False):
@@ -474,7 +474,9 @@ class UserStep(TrainingStep):
             return call_step(self._scenario, self.model, batch, self.optimizer)
 
     def _period(self, stamp: Stamp, is_strict: bool = True) -> bool:
-        """Run one period; return whether its phases equal the observed phases; else, if `is_strict`, UserError."""
+        """Run one period, and return whether its phases equal the observed phases. If they differ and `is_strict` is
+        set, raise UserError.
+        """
         is_same = True
         for phases in self._calls:
             ended: list[str] = []
@@ -509,7 +511,7 @@ class UserStep(TrainingStep):
                 period = None  # gradients accumulate over more calls
         if (
             period is None
-        ):  # no optimizer steps; or operators depend on values, such as those of experts by their tokens
+        ):  # No optimizer steps, or operators depend on values, such as operators of experts on their tokens.
             period = period_of([tuple(call) for call in calls]) or period_of([call[0].names for call in calls])
         self._require_backward()
         if period is None:
@@ -604,7 +606,7 @@ def _cached_tensors(value: Any, seen_ids: set[int]) -> Iterator[torch.Tensor]:
 
 
 class ForwardStep(TrainingStep):
-    """The forward pass alone. The first run or `start_anew` makes the cache, so timed passes do not."""
+    """The forward pass alone. The first run or `start_anew` makes the cache, so timed passes do not make it."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

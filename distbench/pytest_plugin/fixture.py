@@ -415,7 +415,7 @@ class Distbench:
         return replace(job, is_call=True)
 
     def _show_logs(self, log_dir: Path) -> None:
-        """Add the end of each rank's log to the failing test's report, since a CI machine soon deletes the files."""
+        """Add the end of each rank's log to the failing test's report, because a CI machine soon deletes the files."""
         for log in sorted(log_dir.glob("rank*.log")):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             if lines:

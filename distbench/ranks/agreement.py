@@ -38,9 +38,10 @@ LEAVES = b"."
 class Agreement:
     """One rank's part in the decision whether all ranks failed or one rank only. `hosts` contains each rank's host.
 
-    A failed rank waits for the failure of the other ranks, as long as these are working. A thread of each rank reports
-    this: the thread sleeps until a rank fails, then reports that its own rank is alive and signals its main thread.
-    Python handles signals between two instructions, so the main thread does not respond while it waits in a collective.
+    A failed rank waits for the failure of the other ranks as long as the other ranks work. A thread of each rank
+    reports this work: it sleeps until a rank fails, then reports that its own rank is alive, and signals the main
+    thread. Python handles signals between two instructions, so the main thread does not respond while it waits in a
+    collective.
     """
 
     def __init__(self, store: Store, rank: int, hosts: Sequence[str]) -> None:

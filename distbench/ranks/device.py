@@ -157,7 +157,9 @@ def ends_within(device: torch.device, seconds: float) -> bool:
 
 
 class HostClock:
-    """CLOCK_MONOTONIC, which all processes of a host share, so that moments of different ranks are comparable."""
+    """A clock by CLOCK_MONOTONIC. All processes of a host share this clock, so moments of different ranks are
+    comparable.
+    """
 
     shared_between_ranks = True
 

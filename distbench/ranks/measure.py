@@ -38,8 +38,8 @@ class Samples:
     stop_reason: str  # "steady", "max_samples" or "max_case_s"; "passes" if a pass plan set the number
     # Median seconds between the first and the last rank's start; None if clocks are not shared
     entry_skew_s: float | None = None
-    # Median seconds from the last rank's start to the last rank's end. If clocks are not shared, the time of the
-    # fastest rank, which starts last
+    # Median seconds from the last rank's start to the last rank's end. If clocks are not shared, this is the time of
+    # the fastest rank, which starts last.
     isolated_s: float | None = None
 
     def to_record(self, with_ranks: bool = False) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Formats, from the tools' sources:
   desc], collective_seq_id, is_p2p, profiling_name: "nccl:all_reduce", time_created_ns (the host's call, since the
   epoch), duration_ms (on the device, with TORCH_NCCL_ENABLE_TIMING=1)}]. gloo records neither ranks nor durations.
 - NCCL Inspector 4.x and 5.x (one JSON object per line): {header: {id, comm_name, rank, n_ranks}, metadata: {hostname,
-  pid}, coll_perf: {coll, coll_sn, coll_exec_time_us}}. Since v4.3 header and metadata are in the line before, with
+  pid}, coll_perf: {coll, coll_sn, coll_exec_time_us}}. Since v4.3 header and metadata are in the previous line, with
   dump_stats. `coll_sn` counts each kind of collective of a communicator.
 """
 
@@ -41,10 +41,10 @@ class CollectiveTimes:
         members: key of each rank with a file, in the group's order: its number, or its host and process.
         ranks: names of the members in messages, by key.
         hosts: hosts by key; empty if unknown.
-        num_ranks: ranks of the group, also those without a file.
+        num_ranks: number of ranks of the group, including ranks without a file.
         waited_s: per collective, seconds from arrival to the end, by member.
         arrived_s: per collective, seconds since the epoch of the host's call, by member.
-        is_device: whether arrivals of the host's call are not those of the device.
+        is_device: whether collectives run on a device, whose arrivals differ from those of the host's calls.
     """
 
     name: str
@@ -84,16 +84,16 @@ def read_arrivals(paths: Iterable[Path]) -> list[CollectiveTimes]:
         if rank is None:
             raise UserError(f"{file} is a dump of Flight Recorder, but its name does not end with the rank; rename it")
         if (number := int(rank[1])) in dumps:
-            raise UserError(f"{file} and {dumps[number][0]} are both of rank {number}; give one file per rank")
+            raise UserError(f"{file} and {dumps[number][0]} are both files of rank {number}; give one file per rank")
         dumps[number] = (file, content)
     if dumps and inspected:
-        raise UserError(f"{inspected[0][0]} is of NCCL Inspector, other files are of Flight Recorder; give one kind")
+        raise UserError(f"{inspected[0][0]} is a file of NCCL Inspector, but other files are of Flight Recorder; give files of one tool")
     groups = _of_flight_recorder(dumps) if dumps else _of_inspector(inspected)
     return [group for group in groups if group.num_ranks > 1]
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler of lists, dictionaries, numbers and texts, since a pickle may otherwise run any code."""
+    """An unpickler that accepts lists, dictionaries, numbers and texts only, because a pickle may run any code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")

@@ -63,7 +63,7 @@ class Columns(Struct):
     """The values of one case per launch, null if the launch has no such case or number.
 
     Args:
-        status: empty if all launches are ok. The same applies to `error`.
+        status: empty if all launches are ok; likewise `error`.
     """
 
     num_samples: list[Count | None]

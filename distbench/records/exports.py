@@ -178,8 +178,7 @@ def _runner_of(environment: "Environment") -> "Record":
 
 def openmetrics(paths: Sequence[Path]) -> str:
     """OpenMetrics text for node_exporter's textfile collector: each case's newest launch, its interval and its status.
-
-    The interval is that of the median over passes, where the passes suffice.
+    The interval is that of the median over passes. It is missing if there are too few passes.
     """
     rows = [*{(row["scenario"], row["mesh"], row["id"]): row for row in _rows_of(paths)[0]}.values()]
     lines = []
@@ -236,7 +235,9 @@ def parquet(paths: Sequence[Path]) -> bytes:
 
 
 def nccl_tests(paths: Sequence[Path]) -> dict[str, bytes]:
-    """JSON files as nccl-tests' `-J` writes them (file version 2), one per run, op and mesh dim; collectives only."""
+    """JSON files in the format of nccl-tests' `-J` (file version 2), one per run, op and mesh dim. Only collectives are
+    exported.
+    """
     rows, runs = _rows_of(paths)
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -394,7 +395,7 @@ class MeasuredCase:
 
     @property
     def moments(self) -> list[float]:
-        """Return when the launches started, seconds since the epoch."""
+        """Return the start of each launch, in seconds since the epoch."""
         return [float(run.about.started_at) for run in self.runs]
 
     def metrics(self) -> list[tuple[str, str, list[float]]]:
@@ -403,7 +404,7 @@ class MeasuredCase:
         return [(name, unit, values) for name, unit, values in columns if all(map(math.isfinite, values))]
 
     def rate(self) -> tuple[str, str, list[float]]:
-        """Return the metric of METRICS that is a rate; iterations per second without one."""
+        """Return the metric of METRICS that is a rate, or iterations per second if the case has no such metric."""
         rates = [metric for metric in self.metrics() if metric[0] in RATES]
         return rates[0] if rates else ("iterations", "1/s", [1 / row["median_s"] for row in self.rows])
 

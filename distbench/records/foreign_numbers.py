@@ -30,7 +30,7 @@ from distbench.spec.printable_text import count_text
 # Of files in folders, next to .json and .jsonl.
 TABLE_SUFFIXES, LOG_SUFFIXES = (".csv", ".tsv", ".ndjson", ".parquet"), (".log", ".txt")
 TABLES = ("csv", "jsonl", "parquet")
-LEAST, MOST = 1e-200, 1e200  # so that sums and reciprocals stay finite
+LEAST, MOST = 1e-200, 1e200  # Bounds for numbers, so that sums and reciprocals are finite.
 SECONDS_PER = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
     **dict.fromkeys(("ms", "msec", "milliseconds"), 1e-3),
@@ -94,13 +94,13 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _Measure:
-    """How numbers become those of a launch: unit, and factor to it (of a time: to seconds)."""
+    """The unit of the numbers of a launch, and the factor from the given numbers to this unit (times: to seconds)."""
 
     unit: Unit
     factor: float = 1.0
 
     def stored(self, value: object) -> float:
-        """The number as in `Value`; ValueError where it is not a number above 0."""
+        """Return the number as in `Value`. Raise ValueError if it is not a number above 0."""
         try:
             number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
@@ -111,7 +111,7 @@ class _Measure:
 
 
 def kind_of(head: bytes, file: BinaryIO, columns: NumberColumns) -> str | None:
-    """The kind of a file that begins with `head`, as in `READERS`; None for others.
+    """The kind of a file that begins with `head` (a key of `READERS`), or None for other files.
 
     Args:
         file: the rest.
@@ -180,7 +180,7 @@ def _launch(
 
 
 def require_one_log_per_launch(launches: Sequence[Launch]) -> None:
-    """Raise UserError if two logs of one side overlap in time: then they are of two ranks of one launch."""
+    """Raise UserError if two logs of one side overlap in time, because they are of two ranks of one launch."""
     logs = sorted((log for log in launches if log.scenario == "torchtitan"), key=lambda log: log.started_at)
     for first, second in itertools.pairwise(log for log in logs if log.started_at):
         if second.started_at + 1 < first.ended_at:
@@ -313,14 +313,14 @@ def _grouped(
             reading.add(case_id, measure.stored(row[value]))
         except ValueError as error:
             where = f"{columns.value!r} in line {line} of {path}"
-            raise UserError(f"{where} {error}; correct it, or leave its launch out") from error
+            raise UserError(f"{where} {error}; correct the number, or leave its launch out") from error
         if pair is not None and str(row[pair]) != reading.pair:
             both = f"{reading.pair!r} and {row[pair]!r} in column {columns.pair!r}"
             raise UserError(f"launch {name!r} of {path} has {both}; a launch is in one pair")
     if repeated := num_rows - len(seen):
         warnings.append(
-            f"{path}: {count_text(repeated, 'row')} equal to an earlier row in every column; each counts as a sample "
-            "of its launch. Remove copies"
+            f"{path}: {count_text(repeated, 'row')} equal to an earlier row in every column, and each counts as a "
+            f"sample. Remove copies"
         )
     return readings
 
@@ -420,7 +420,7 @@ TITAN_UNITS = {"tps": "tokens/s", "tflops": "TFLOPS", "mfu": "%", "memory": "GiB
 def _torchtitan(
     path: Path, file: BinaryIO, columns: NumberColumns, units: dict[str, Unit], warnings: list[str]
 ) -> dict[str, _Reading]:
-    """A sample per logged step; the first one includes the warm-up and is left out."""
+    """Return a sample per logged step. The first step includes the warm-up and is left out."""
     metric, reading, rank, num_steps = columns.value or "tps", _Reading(), None, 0
     better = columns.better or ("higher" if metric in ("tps", "tflops", "mfu") else "lower")
     measure = _measure(TITAN_UNITS.get(metric, ""), better)

@@ -45,7 +45,7 @@ class Unit:
 
     @property
     def words(self) -> tuple[str, str]:
-        """The words for worse and better."""
+        """The words for a worse and a better number."""
         higher = ("lower", "higher") if self.is_reciprocal else ("higher", "lower")
         return ("slower", "faster") if self.is_time else higher
 
@@ -90,7 +90,7 @@ class Launch:
         source: run file or baseline file.
         started_at: seconds since the epoch, or 0 if unknown. The same applies to `ended_at`.
         variants: the scenario's parameters as text. Launches with equal text should have equal cases.
-        facts: fields of the header that must agree, and fields that are only shown.
+        facts: fields of the header that must be equal on both sides, and fields that are only shown.
         foreign_load: CPU use by other processes during this launch, as a share of the CPUs, or None.
         complete: whether it finished.
         invocation_id: shared by the launches of one `distbench run`, or None.

@@ -67,7 +67,7 @@ class RunIndex:
         self._database = database
         self.warnings: list[str] = []
         files = {self._name(path, results): path for path in files_of(results, "--results", self.warnings, columns)}
-        # As in `read_side`: a file that was named, or columns that were given for every file, must be readable.
+        # As in `read_side`, a named file must be readable. If columns are given, every file must be readable.
         is_strict = not results.is_dir() or columns != NumberColumns()
         self.num_read = self._update(files, columns, is_strict, progress)
         self.launches = self._launches(files)
@@ -187,8 +187,8 @@ def open_index(results: Path, columns: NumberColumns, progress: Callable[[str], 
     """Return the updated index of a results folder. A folder that is not writable has an index in memory.
 
     Args:
-        columns: which numbers are read of other tools' files.
-        progress: gets a line per some files, and one on an index that is written again.
+        columns: the numbers that are read from other tools' files.
+        progress: receives a line after every few files, and a line if the index is written again.
 
     Raises:
         UserError: as `read_side`, and if another process holds the index.
@@ -200,7 +200,7 @@ def open_index(results: Path, columns: NumberColumns, progress: Callable[[str], 
         return RunIndex(database, results, columns, progress)
     except sqlite3.Error as error:
         if error.sqlite_errorname.startswith("SQLITE_BUSY"):
-            why = "another distbench site is writing it; run the command again when that one has finished"
+            why = "another distbench site is writing the index; run the command again when the other command has finished"
             raise UserError(f"index {path} is locked: {why}") from error
         raise UserError(f"index {path} cannot be used ({error}); delete this file and run the command again") from error
 
@@ -220,12 +220,12 @@ def _database(path: str, progress: Callable[[str], None]) -> sqlite3.Connection:
             raise
         why = "is damaged"
     if not is_new:
-        progress(f"index {path} {why}: all run files are read again")
+        progress(f"index {path} {why}; all run files are read again")
         database.close()
         Path(path).unlink()
         database = sqlite3.connect(path, timeout=LOCK_S)
     with closing(database.cursor()) as cursor:
-        # Nothing if another process created the tables meanwhile.
+        # This does nothing if another process has created the tables in the meantime.
         cursor.execute("BEGIN IMMEDIATE")
         [[version]] = cursor.execute("PRAGMA user_version")
         for statement in SCHEMA.split(";") if version != VERSION else ():

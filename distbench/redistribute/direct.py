@@ -125,7 +125,7 @@ class _ExchangeOnRank:
         self._kept = overlap(self._before, self._after)
         to_others = [transfer for transfer in exchange.transfers if transfer.sender == position]
         from_others = [transfer for transfer in exchange.transfers if transfer.receiver == position]
-        # By rank in the group; the pieces of two ranks in an order that both compute.
+        # The pieces are ordered by rank in the group. Both ranks of a transfer compute the same order of its pieces.
         self._sends = [(rank, one.box) for rank, peer in enumerate(peers) for one in to_others if one.receiver == peer]
         self._receives = [
             (rank, exchange.parts[peer], one.box)
@@ -134,7 +134,7 @@ class _ExchangeOnRank:
             if one.sender == peer
         ]
         self._rank, self._size = list(peers).index(position), len(peers)
-        # Of the parts of a box, the first may arrive in the place of their sum.
+        # The first part of a box may arrive in the place of the sum of the parts.
         first = {box: part for _, part, box in sorted(self._receives, key=lambda one: one[1], reverse=True)}
         self._in_place = [first[box] == part and is_contiguous(box, self._after) for _, part, box in self._receives]
 
@@ -157,10 +157,10 @@ class _ExchangeOnRank:
         elif exchange.transfers:
             pieces, leaving = self._messages(local, output)
         if volume(self._kept):
-            # First of its part: it is local, and copied while the others are in transfer.
+            # This is the first piece of its part. It is local, and is copied while the other pieces are in transfer.
             pieces.insert(0, Piece(self._part, self._kept, part_of_box(local, self._before, self._kept)))
         parts_of: dict[Box, list[Piece]] = defaultdict(list)
-        # In the order of the parts, so that replicas of a sum are equal bit by bit.
+        # The parts are added in order, so that replicas of a sum are bitwise equal.
         for piece in sorted(pieces, key=lambda piece: piece.part):
             parts_of[piece.box].append(piece)
         for box, parts in parts_of.items():

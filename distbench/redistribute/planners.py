@@ -203,10 +203,10 @@ def _path(
         forget_prices()
 
     planning_s = known_planning_s or planning_seconds(plan, forget, context.rank == 0)
-    plan()  # so that no iteration plans
+    plan()  # The redistribution is planned here, so that no iteration plans it.
     text, steps = plan_path(source, target)
     if any(step.does == ZERO_FILL for step in steps):
-        require(ZERO_FILLS)  # older versions of torch plan it by greedy, which raises
+        require(ZERO_FILLS)  # Older versions of torch plan this redistribution by greedy, which raises an error.
     itemsize = source.dtype.itemsize
     communicating = [step for step in steps if step.op and step.group_size > 1]
     executed = [executed_as(step.op, context, native) for step in communicating if step.op]

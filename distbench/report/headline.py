@@ -199,7 +199,7 @@ def _draw_row(axes: "Axes", at: int, variant: Compared, reach: float) -> None:
     axes.scatter([place], [at], s=46 if is_far else 34, color=look["color"], marker=marker, zorder=3, clip_on=False)
     text = times_text(variant.ratio, variant.baseline, variant.low, variant.high)
     axes.annotate(
-        UNDECIDED if side == UNDECIDED else text.partition(" than ")[0],
+        f"{math.exp(abs(center)):.3g}x" if side == UNDECIDED else text.partition(" than ")[0],
         (1, at), xycoords=("axes fraction", "data"), xytext=(8, 0),
         textcoords="offset points", va="center", fontsize=8.5, annotation_clip=False,
         color=style.NOTE if side == UNDECIDED else style.BLACK,

@@ -221,7 +221,7 @@ def _figures(reported: ReportedRun) -> Figures:
         for panel in axes[::PER_ROW]:
             panel.set_ylabel(f"{planner}, median time")
         style.title(figure, f"{reported.run.scenario}: {planner} and {BASELINE}, one dot per pair")
-        style.caption(figure, f"below the diagonal {planner} is faster; coloured dots are differences beyond noise")
+        style.caption(figure, f"below the diagonal {planner} is faster; coloured dots: difference beyond noise")
         yield f"{planner}-against-{BASELINE}", figure
 
 

@@ -1,7 +1,7 @@
 """Static pages over all launches of a results folder: an index with the changed cases, and pages of cases with trends.
 
 The verdicts are those of `judge/history.py`. The folder has a file MARKER with the digest of each page, so that files
-of others are never overwritten or deleted.
+of other programs are never overwritten or deleted.
 """
 
 import base64
@@ -73,7 +73,9 @@ class ChangedCase:
 
     @property
     def standing(self) -> str:
-        """SLOWER; RECOVERED if a slowdown was followed by a level nearer to that before the slowdown; or FASTER."""
+        """FASTER if the case only became faster. Otherwise RECOVERED if the newest level is nearer to the level before
+        the slowdown, else SLOWER.
+        """
         levels = self.series.levels
         slowdowns = [number for number, (_, change) in enumerate(self.series.changes) if change > 0]
         if not slowdowns:
@@ -83,7 +85,7 @@ class ChangedCase:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Regressions first, each kind by size."""
+        """Sort key: regressions come first, and each kind is sorted by size."""
         return STANDINGS.index(self.standing), -max(abs(math.log1p(change)) for _, change in self.series.changes)
 
     @property
@@ -100,7 +102,7 @@ class Group:
     """The launches of one scenario that are comparable, as on one machine, and the changes of their cases.
 
     Args:
-        shown: the launches in the order of the values, without those that measured nothing.
+        shown: the launches in the order of the values, without launches that measured nothing.
     """
 
     name: str
@@ -139,7 +141,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Site:
-    """The groups with their changes, newest group first."""
+    """Return the groups with their changes, newest group first."""
 
     groups: Sequence[Group]
 
@@ -250,8 +252,9 @@ def _write_pages(
 
 
 def _run_pages(groups: Sequence[Group], folder: Path, earlier: Path, num_new: int) -> dict[str, str]:
-    """Copy report pages of an earlier site, and write those of each group's newest launches. Return the addresses by
-    id of the run. A run whose page would be too large has none."""
+    """Copy report pages of an earlier site, and write report pages of each group's newest launches. Return the
+    addresses by id of the run. A run whose page would be too large has no address.
+    """
     addresses = {}
     for group in groups:
         for age, launch in enumerate(each.launch for each in reversed(group.launches)):

@@ -136,7 +136,7 @@ def _training_headline(reported: ReportedRun) -> list[str]:
     took = f"{units.brief_time_text(first['median_s'])} per {unit_word}"
     other_rows = [row for row in rows if row["verdict"] != BASELINE]
     if not other_rows and is_forward:
-        return []  # the line of latencies is enough
+        return []  # The line of latencies is enough for forward passes.
     if not other_rows:
         times = [f"{name} {units.brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
         return [took] if len(rows) == 1 else [f"Time per {unit_word}: {listed(times, MAX_NAMED)}"]
@@ -270,7 +270,8 @@ def _training_figures(reported: ReportedRun) -> Figures:
     # In a pipeline, forward and backward are one phase, the schedule.
     phases = [phase for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps]
     times = steps[[f"{phase}_s" for phase in phases]].fillna(0.0).set_axis(phases, axis=1)
-    # Each phase is of the phase's slowest rank. The sum of phases may exceed the step, but bars end at the step's time.
+    # The time of each phase is that of its slowest rank. The sum of phases may exceed the step, so bars are scaled to
+    # end at the step's time.
     shares = (steps["median_s"] / times.sum(axis=1)).clip(upper=1.0).fillna(1.0)
     ends = np.zeros(len(steps))
     for phase in phases:

@@ -228,7 +228,7 @@ def bubbles_text(trace: Trace) -> str | None:
 PATH = ("phase", "source", "kind", "mesh_dim")
 SUMMED = ("count", "payload_bytes", "wire_bytes", "time_s", "share_of_step")
 COSTS = (*SUMMED, "straggler_share", "exposed_share")
-# Sums cannot be keys, and steps cannot be keys, because costs are medians over steps.
+# Sums are not valid keys. Steps are not valid keys either, because costs are medians over steps.
 GROUPABLE = (
     *("rank", "phase", "source", "kind", "op", "backend_op", "mesh_dim", "group", "group_size", "seq", "dtype"),
     *("owner", "path_owner", "owner_known", "redistribution", "explicit"),

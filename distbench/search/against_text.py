@@ -19,6 +19,7 @@ from distbench.simulate.error_bars import (
     bar_rows,
     coverage,
     difference_errors,
+    machine_of,
     memory_coverage,
     pairs_of,
 )
@@ -49,7 +50,7 @@ def residuals_of(results: Sequence[Compared], commit: str) -> ResidualFile:
             source=result.row.source,
             split=result.row.split,
             model=_model(result.row),
-            hardware=result.row.hardware,
+            hardware=machine_of(result.row.hardware),
             plan=result.row.plan,
             dtype=result.row.dtype,
             mode=result.row.mode,

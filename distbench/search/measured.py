@@ -1,4 +1,5 @@
-"""A sweep by measurement: every mesh, changes of the fastest, the best again; a folder has the rounds' files.
+"""A sweep by measurement. Rounds measure every mesh, then changes of the fastest plan, then the best plans again. A
+folder has the rounds' files.
 
 All candidates of a round are variants of one job, each on its own mesh of the same ranks, and all rounds share one
 launch. The first rounds only screen; the last round measures the recommended plan and the next best in the same passes.
@@ -33,8 +34,8 @@ from distbench.spec.json_decoder import Format, Name, read_record
 from distbench.spec.printable_text import count_text
 
 FILE = "sweep.json"
-KEPT_SHARE, NUM_FINAL = 3, 4  # one of three continues; at most this many in the last round
-SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of the remaining budget
+KEPT_SHARE, NUM_FINAL = 3, 4  # One plan of three continues. The last round has at most this many plans.
+SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # The share of the budget for the first round, and of the remaining budget for the last round.
 ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
 LEAST_CHANGES, SOONEST = 2, ("plan.mixed_precision", "plan.reshard_after_forward")
 # Time of a plan of the last round in addition to timed steps (open, check, trace), in screened plans.
@@ -122,11 +123,12 @@ def changes_of_best(space: Space, best: Sequence[Candidate]) -> list[Candidate]:
 
 
 def num_affordable(each_s: float, left_s: float, most: int) -> int:
-    """Return the number of changes to screen; the second look at a third of all plans takes about as long as screening.
+    """Return the number of changes to screen. The second round, with a third of all plans, takes about as long as
+    screening.
 
     Args:
         each_s: seconds of screening a plan; 0 if unknown.
-        left_s: seconds for screening and the second look.
+        left_s: seconds for screening and the second round.
     """
     return max(min(most, max(LEAST_CHANGES, int(left_s / 2 / each_s)) if each_s else most), 0)
 
@@ -197,7 +199,7 @@ class Rounds:
                 self._round(ranks, 2, again, replace(SCREENING, min_samples=6, max_samples=6, passes=3))
                 kept = [candidate for candidate in self._best() if candidate in again][:NUM_FINAL]
             if not state.interrupted and kept:
-                # As many plans as the time allows; at least two, for a verdict.
+                # The last round has as many plans as the time allows, and at least two, for a verdict.
                 each_s = self._final_s()
                 count = max(2, min(NUM_FINAL, int(self._limits.left_s() / each_s))) if each_s else NUM_FINAL
                 self._last_round(ranks, with_written(kept[:count], state.written, state.measured))

@@ -40,10 +40,10 @@ from distbench.spec.printable_text import count_text
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
 SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # number of best plans whose changes are tried
-NUM_WHOLE, MAX_WHOLE = 3, 8  # best plans are recorded with all layers until 3 fit, at most 8
+NUM_WHOLE, MAX_WHOLE = 3, 8  # The best plans are recorded with all layers until 3 plans fit; at most 8 plans are recorded.
 AT_ONCE = 8
-SEARCH_SHARE = 0.6  # of the budget; the rest is for recording all layers
-MESH_SHARE = 0.5  # of the candidates; further meshes wait until all changes of better meshes are tried
+SEARCH_SHARE = 0.6  # Share of the budget; the rest of the time is for recording all layers.
+MESH_SHARE = 0.5  # Share of the candidates; further meshes are tried after all changes of better meshes.
 
 
 def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | None:
@@ -75,8 +75,8 @@ def predicted(
     at `num_layers`.
 
     Time is the slowest rank's, and memory the fullest rank's. Live memory at the peak is also on that line. Additional
-    reserved memory is assumed to grow with the square root of live memory, since it grows more slowly in plans recorded
-    with all layers (`python -m benchmarks.memory_estimates`).
+    reserved memory is assumed to grow with the square root of live memory, because it grows more slowly than live
+    memory in plans recorded with all layers (`python -m benchmarks.memory_estimates`).
 
     Args:
         float8: patterns of modules whose matmuls are in float8.

@@ -107,7 +107,7 @@ class Space:
         for sizes in factorizations(self.world, len(names)):
             mesh = zip(names, sizes, strict=True)
             candidates.append(Candidate(tuple((name, n) for name, n in mesh if n > 1 or name in self.declared)))
-        # Ranks that exchange activations need fast links; replicas shard nothing.
+        # Ranks that exchange activations need fast links. Replicas shard nothing.
         return sorted(
             candidates,
             key=lambda candidate: (

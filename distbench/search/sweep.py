@@ -71,11 +71,11 @@ class AskedSweep:
             raise UserError("a sweep tries all meshes, so --mesh needs --around-my-plan; add it, or give --world N")
         hardware = None if given["hardware"] is None else load_hardware(given["hardware"])
         if memory and hardware is None:
-            raise UserError("--memory needs --hardware, since measured plans fit; add --hardware")
+            raise UserError("--memory needs --hardware, because measured plans fit anyway; add --hardware")
         if given["float8"] is not None and hardware is None:
-            raise UserError("--float8 needs --hardware, since float8 is a rule of predictions; add --hardware")
+            raise UserError("--float8 needs --hardware, because float8 is a rule of predictions; add --hardware")
         if given["assume"] and hardware is None:
-            raise UserError("--assume needs --hardware, since measured steps have real values; add --hardware")
+            raise UserError("--assume needs --hardware, because measured steps have real values; add --hardware")
         setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
         if given["float8"] is not None and hardware is not None:
             setup = replace(setup, float8=patterns_of(given["float8"], hardware))

@@ -93,7 +93,7 @@ def times_text(
     """`1.7x slower than plain (95 % CI 1.5-1.9x)` of a ratio of times above 1, else `... faster than ...`.
 
     Args:
-        words: of a ratio above 1 and below 1.
+        words: the word for a ratio above 1, and for a ratio below 1.
     """
     if not known(ratio) or ratio <= 0:
         return NOTHING

@@ -1,4 +1,5 @@
-"""torch's caching allocator for accelerators on a recorded list of allocations: reserved memory for live memory.
+"""A model of torch's caching allocator for accelerators. It computes the reserved memory of a recorded list of
+allocations.
 
 The rules are those of CUDACachingAllocator.cpp (torch 2.11 to 2.13) with its default settings, or with
 `expandable_segments:True`; a test compares each rule with cases computed by hand. Not modelled: `max_split_size_mb`,
@@ -102,7 +103,7 @@ class CachingAllocator:
             return None
         piece = self._by_address[fitting[place][1]]
         if piece is self._tails.get(pool) and place + 1 < len(fitting):
-            # The end of an expandable segment counts with its maximum size, so any other block that fits is the better
+            # The end of an expandable segment counts with its maximum size, so any other block that fits is a better
             # fit.
             piece = self._by_address[fitting[place + 1][1]]
         return piece
@@ -128,7 +129,7 @@ class CachingAllocator:
         self._reserve(more)
         if tail is None:
             self.num_segments += 1
-            # Further apart than any device's memory, so that segments never meet.
+            # Segments begin further apart than the size of any device's memory, so that segments never meet.
             tail = _Piece(self.num_segments << 50, more, pool)
         elif tail.is_free:
             self._take(tail)

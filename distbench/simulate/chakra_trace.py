@@ -4,9 +4,8 @@ A trace is a sequence of protobuf messages, each after its length. This file enc
 (schema/protobuf/et_def.proto) without a library. Attributes have the names and types that Chakra's feeder reads.
 
 A node depends on the nodes that the clock waits for: earlier work on its stream, events, its communicator's queue, its
-direction of copies. Where the device waits for the host, nodes of the CPU have the times of the host
-and of the launch. The longest path
-through a rank's nodes therefore takes as long as the simulated step.
+direction of copies. If the device waits for the host, nodes of the CPU have the times of the host and of the launch.
+The longest path through a rank's nodes therefore takes as long as the simulated step.
 """
 
 import json
@@ -150,12 +149,12 @@ class _Program:
                 self._host |= self._streams[event.stream]
             elif (
                 isinstance(event, Operator | Collective) and span is not None and span.what is event
-            ):  # operators of no time have no span
+            ):  # Operators without a duration have no span.
                 if isinstance(event, Operator):
                     self._add_operator(event, span)
                 elif batch is not None:
                     self._add_message(event, span, next(awaited)[0], batch != last_batch)
-                elif event.group_size > 1:  # a group of one moves nothing
+                elif event.group_size > 1:  # A group of one rank moves nothing.
                     self._add_collective(event, span)
                 span = next(spans, None)
             last_batch = batch
@@ -229,7 +228,7 @@ class _Program:
         after.add(self._add(name, kind, self._before_batch, span[:2], attributes, message))
 
     def _issued(self, needed: set[int], ready_s: float, launch_s: float) -> set[int]:
-        """Return a new node of the host if work is ready later than the nodes that it needs; else no node.
+        """Return a new node of the host if work is ready later than the nodes that it needs. Otherwise return no node.
 
         The host continues after its node, and the device `launch_s` later.
         """
@@ -255,7 +254,9 @@ class _Program:
         attributes: Sequence[bytes],
         own: Collective | None = None,
     ) -> int:
-        """Return the number of a new node; a difference of rounded times, so that rounding does not add up."""
+        """Return the number of a new node. Its duration is a difference of rounded times, so that rounding errors do
+        not accumulate.
+        """
         start_us, end_us = (round(1e6 * seconds) for seconds in times_s)
         number = len(self.nodes)
         fields = [_field(ID, number), _field(NAME, name), _field(TYPE, kind)]

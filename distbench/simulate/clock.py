@@ -3,7 +3,8 @@ per communicator, and one per direction of copies between host and device.
 
 The host issues work in order, and waits at synchronizations. Work on a stream starts when the host has issued it, when
 the stream's earlier work has ended, and when the events that the stream waits for have happened; NCCL runs the
-collectives of a communicator one after another. Simultaneous work is not slowed down.
+collectives of a communicator one after another. Operators and collectives that run at the same time slow each other
+down, by the hardware file's `overlap_slowdown`.
 
 The ranks of a pipeline are replayed together: a message starts when both ranks are ready. Each rank is a generator that
 pauses while the other rank's time is unknown, so ranks continue in the order of their messages.
@@ -140,9 +141,38 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
                 "CPU offload, or use --hardware with an accelerator"
             )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
+    alone = _replay_all(recordings, hardware, {})
+    if not hardware["overlap_slowdown"]:
+        return alone
+    # The share of each event that overlaps is that of a step without slowdown.
+    slower = {
+        recording.head.rank: _overlap_factors(timed, hardware["overlap_slowdown"])
+        for recording, timed in zip(recordings, alone, strict=True)
+    }
+    return _replay_all(recordings, hardware, slower)
+
+
+def _overlap_factors(timed: TimedStep, slowdown: float) -> list[float]:
+    """Return the factor of each span: 1 + `slowdown` for operators during collectives, and for the reverse."""
+    computing = Cover(computing_of(timed))
+    communicating = Cover(union((span.start_s, span.end_s) for span in timed.spans if _communicates(span)))
+    factors = []
+    for span in timed.spans:
+        others = computing if _communicates(span) else communicating if _computes(span) else None
+        overlapped_s = others.seconds((span.start_s, span.end_s)) if others else 0.0
+        factors.append(1 + slowdown * overlapped_s / (span.end_s - span.start_s) if overlapped_s else 1.0)
+    return factors
+
+
+def _replay_all(
+    recordings: Sequence[Recording], hardware: Hardware, slower: Mapping[int, Sequence[float]]
+) -> list[TimedStep]:
+    """Replay all ranks; `slower` has the factors of each rank's spans, in the order of issue."""
     exchanges = _Exchanges()
     steps: dict[int, TimedStep] = {}
-    running = [_replay(recording, hardware, exchanges, steps) for recording in recordings]
+    running = [
+        _replay(recording, hardware, exchanges, steps, slower.get(recording.head.rank, ())) for recording in recordings
+    ]
     while running:
         before = exchanges.posted.total(), len(running)
         running = [rank for rank in running if next(rank, None) is not None]
@@ -160,9 +190,17 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
 
 
 def _replay(
-    recording: Recording, hardware: Hardware, exchanges: _Exchanges, steps: dict[int, TimedStep]
+    recording: Recording,
+    hardware: Hardware,
+    exchanges: _Exchanges,
+    steps: dict[int, TimedStep],
+    slower: Sequence[float],
 ) -> Iterator[bool]:
-    """Replay one rank into `steps`; yield whenever the rank must wait for other ranks."""
+    """Replay one rank into `steps`; yield whenever the rank must wait for other ranks.
+
+    Args:
+        slower: a factor of each span's time, in the order of issue; empty for 1.
+    """
     events, rank = recording.step, recording.head.rank
     fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
@@ -177,6 +215,7 @@ def _replay(
             duration = operator_s(event, hardware, fused.get(place), recording.world_size)
             if duration <= 0:
                 continue
+            duration *= slower[len(spans)] if slower else 1.0
             now, host = now + host_s, host + host_s
             if event.kind == ON_HOST:
                 spans.append(TimedEvent(now, now + duration, event))
@@ -193,7 +232,8 @@ def _replay(
                 continue
             now, host = now + host_s * len(batch), host + host_s * len(batch)
             ready = max(streams[event.stream], now + launch_s)
-            passed = yield from _passed_on(batch, rank, ready, exchanges, hardware)
+            factors = slower[len(spans) : len(spans) + len(batch)] or [1.0] * len(batch)
+            passed = yield from _passed_on(batch, rank, ready, exchanges, hardware, factors)
             awaited += [(ready, span.start_s) for span in passed]
             spans += passed
             streams[event.stream] = max(span.end_s for span in passed)
@@ -201,7 +241,8 @@ def _replay(
             group = tuple(map(tuple, event.ranks))
             now, host = now + host_s, host + host_s
             start = max(streams[event.stream], queues[group], now + launch_s)
-            streams[event.stream] = queues[group] = start + collective_s(event, hardware)
+            duration = collective_s(event, hardware) * (slower[len(spans)] if slower else 1.0)
+            streams[event.stream] = queues[group] = start + duration
             spans.append(TimedEvent(start, streams[event.stream], event))
         elif isinstance(event, EventRecorded):
             happened[event.event] = max(streams[event.stream], now)
@@ -226,7 +267,12 @@ def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
 
 
 def _passed_on(
-    batch: Sequence[Collective], rank: int, ready_s: float, exchanges: _Exchanges, hardware: Hardware
+    batch: Sequence[Collective],
+    rank: int,
+    ready_s: float,
+    exchanges: _Exchanges,
+    hardware: Hardware,
+    factors: Sequence[float],
 ) -> Generator[bool, None, list[TimedEvent]]:
     """Yield while an end of a rank's messages is missing; return the joint start and end of the messages."""
     posted = [exchanges.post(rank, message, ready_s) for message in batch]
@@ -234,8 +280,8 @@ def _passed_on(
         yield True
     starts = [max(exchange.ready_s.values()) for exchange in posted]  # NCCL sends only when the receiver is ready
     return [
-        TimedEvent(start, start + message_s(message, rank, hardware), message)
-        for message, start in zip(batch, starts, strict=True)
+        TimedEvent(start, start + message_s(message, rank, hardware) * factor, message)
+        for message, start, factor in zip(batch, starts, factors, strict=True)
     ]
 
 
@@ -279,8 +325,12 @@ def _computes(span: TimedEvent) -> bool:
     return isinstance(span.what, Operator) and span.what.kind not in (*COPIES, ON_HOST)
 
 
+def _communicates(span: TimedEvent) -> bool:
+    return isinstance(span.what, Collective)
+
+
 def _moves(span: TimedEvent) -> bool:
-    return isinstance(span.what, Collective) or span.what.kind in COPIES
+    return _communicates(span) or span.what.kind in COPIES
 
 
 def _origin(event: Operator | Collective) -> Exposed:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from distbench.simulate.hardware_file import Hardware
+from distbench.simulate.hardware_file import AT, Hardware
 from distbench.simulate.published import FOLDER, plan_kinds
 from distbench.spec.json_decoder import Format, read_record
 
@@ -108,10 +108,15 @@ def bar_rows(rows: Sequence[Residual]) -> tuple[Residual, ...]:
     return tuple(row for row in rows if row.split == "held-out" and not row.stated_cause)
 
 
+def machine_of(name: str) -> str:
+    """Return a hardware file's name without its software."""
+    return name.partition(AT)[0]
+
+
 def traits_of(hardware: Hardware, mesh: Mapping[str, int], is_float8: bool, is_compiled: bool) -> Traits:
     """Return the class of a prediction."""
     return Traits(
-        hardware.name, plan_kinds(mesh), "float8" if is_float8 else "bf16", "compile" if is_compiled else "eager"
+        machine_of(hardware.name), plan_kinds(mesh), "float8" if is_float8 else "bf16", "compile" if is_compiled else "eager"
     )
 
 
@@ -140,7 +145,7 @@ def memory_bar(traits: Traits, rows: Sequence[Residual] | None = None) -> Bar | 
 
 def has_class(hardware: Hardware, rows: Sequence[Residual] | None = None) -> bool:
     """Return whether any held-out row is of this machine."""
-    return any(row.hardware == hardware.name for row in (held_out() if rows is None else rows))
+    return any(row.hardware == machine_of(hardware.name) for row in (held_out() if rows is None else rows))
 
 
 def no_class_text(hardware: Hardware) -> str:

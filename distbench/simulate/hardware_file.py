@@ -8,7 +8,7 @@ resources.
 import bisect
 import math
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +24,7 @@ VERSION = 1
 FORMAT = Format("hardware file", "docs/hardware-files.md describes each figure", "hardware_version", VERSION)
 MAX_NAME = 100  # folders of results have this name
 FOLDER = Path(__file__).parent / "hardware"
+AT = "@"  # between the name or path of a hardware file and a name of its `software`
 
 
 def number_within(low: float, high: float) -> Any:
@@ -32,7 +33,7 @@ def number_within(low: float, high: float) -> Any:
 
 
 OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attention_backward")
-_SECONDS = number_within(0, 1)  # a larger time for one operator is a mistake
+_SECONDS = number_within(0, 1)  # A larger time for one operator is not plausible.
 _FACTOR = number_within(0.1, 10)
 HOST_FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s"), _SECONDS),
@@ -70,12 +71,15 @@ FIGURES: Mapping[str, Any] = {
     "copy_bytes_per_s": _BANDWIDTH,
     "host_bytes_per_s": _BANDWIDTH,
     "device_spread": number_within(0, 0.5),
+    "overlap_slowdown": number_within(0, 2),
+    "num_units": Annotated[int, Meta(ge=0, le=4096, description="a whole number from 0 to 4096")],
+    "matmul_fill_bytes": number_within(0, 1e5),
     "reserve_bytes": number_within(0, 1 << 44),
 }
 # Memory outside of torch's allocator: on 8 H100 1.06 GB before a process's first all-to-all and 4.34 GB after it (NCCL
 # issue 1685). NCCL uses less on devices with fewer links, which have less memory.
 RESERVE_BYTES, RESERVE_SHARE = 4.34e9, 0.1
-# Optional figures: the default in words and as a number.
+# Optional figures: the default as text and as a number.
 EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     "peak_fp8_flops": ("twice peak_bf16_flops", lambda known: 2 * known["peak_bf16_flops"]),
     "matmul_fp8_flops": (
@@ -94,13 +98,16 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
         lambda _: 10e9,
     ),
     "device_spread": ("0: all devices equally fast", lambda _: 0.0),
+    "overlap_slowdown": ("0: concurrent work is not slowed down", lambda _: 0.0),
+    "num_units": ("0: matmuls of all shapes are equally fast", lambda _: 0),
+    "matmul_fill_bytes": ("0: tiles of a matmul start at once", lambda _: 0.0),
     "reserve_bytes": (
         "4.34 GB for the context, NCCL's buffers and workspaces (NCCL issue 1685, on 8 H100), at most a tenth of the "
         "memory",
         lambda known: min(RESERVE_BYTES, RESERVE_SHARE * known["memory_bytes"]),
     ),
 }
-# Rates, and the peak that bounds each of them; on a CPU, whose peak is measured, only the first two.
+# Rates, and the peak that bounds each rate. On a CPU the peak is measured, so only the first two apply.
 PEAKS = (
     ("matmul_bf16_flops", "peak_bf16_flops"),
     ("matmul_fp8_flops", "peak_fp8_flops"),
@@ -256,10 +263,16 @@ class HardwareFile(Struct):
     summary: str
     figures: dict[str, Figure]
     host: HostPart | None = None
+    software: dict[str, dict[str, Figure]] = {}
 
     def __post_init__(self) -> None:
         """Check names and figures, and that no rate exceeds its peak."""
         _require_figures(self.figures, FIGURES, EXTRAPOLATED)
+        for name, figures in self.software.items():
+            _require_names(figures, FIGURES, FIGURES, f"software.{name}")
+            _require_figures(figures, FIGURES, FIGURES)
+            if AT in name:
+                raise ValueError(f"software.{name} has {AT!r} in its name")
         values = {name: figure.value for name, figure in self.figures.items()}
         for reached, peak in PEAKS if self.host is None else PEAKS[:2]:
             if values.get(reached, 0) > values.get(peak, math.inf):
@@ -273,12 +286,14 @@ class Hardware:
     Args:
         figures: figures of FIGURES, and of EXTRAPOLATED if known, as explained in docs/hardware-files.md.
         host: times on a host that runs the operators itself; None for an accelerator.
+        software: figures that another version of the software changes, by the name after `@`.
     """
 
     name: str
     summary: str
     figures: Mapping[str, Figure]
     host: HostFigures | None = None
+    software: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float:
         """Return a figure's value, or its default."""
@@ -314,10 +329,21 @@ def shipped_hardware() -> list[str]:
 def load_hardware(name: str) -> Hardware:
     """Load a hardware file of distbench or of a plug-in by name, or any hardware file by path.
 
+    `name@software` replaces figures by those of an entry of the file's `software`.
+
     Raises:
-        UserError: the file does not exist, or a figure is missing, out of range or without a source.
+        UserError: the file does not exist, the software is unknown, or a figure is missing, out of range or without a
+            source.
     """
-    return hardware_of(*hardware_record(name, "--hardware"))
+    file, at, software = name.rpartition(AT)
+    if not at or name.endswith(".json"):
+        return hardware_of(*hardware_record(name, "--hardware"))
+    hardware = hardware_of(*hardware_record(file, "--hardware"))
+    if software not in hardware.software:
+        known = f"it has {', '.join(sorted(hardware.software))}" if hardware.software else "it has none"
+        raise UserError(f"hardware file {hardware.name} has no software {software!r} ({known}); use --hardware {file}")
+    figures = {**hardware.figures, **hardware.software[software]}
+    return replace(hardware, name=f"{hardware.name}{AT}{software}", figures=figures)
 
 
 def hardware_record(name: str, option: str) -> tuple[Any, str]:
@@ -340,4 +366,5 @@ def hardware_record(name: str, option: str) -> tuple[Any, str]:
 def hardware_of(record: Any, where: str, advice: str = FORMAT.advice) -> Hardware:
     """Read the machine that a file's record describes; UserError with `where` for an invalid record."""
     part = document(record, HardwareFile, where, FORMAT._replace(advice=advice))
-    return Hardware(part.name, part.summary, part.figures, _host_figures(part.host) if part.host else None)
+    host = _host_figures(part.host) if part.host else None
+    return Hardware(part.name, part.summary, part.figures, host, part.software)

@@ -41,7 +41,7 @@ TINY, WHOLE = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp")
 OPTIMIZER = "optimizer"
 ABSURD, ADVICE = "the measurement", "calibrate again on an idle machine"
 GUESSED_NETWORK = "only one machine was measured, so its internal links count as network"
-DIGITS = 4  # of points, as precise as a measurement
+DIGITS = 4  # Significant digits of points, as precise as a measurement.
 CALLED = {
     "matmul_f32": "matmul, f32",
     "matmul_bf16": "matmul, bf16",
@@ -128,7 +128,7 @@ def _host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[s
         optimizer_events = [event for event in _events(step.recording) if event.phase == OPTIMIZER]
         if not any(
             isinstance(event, Collective) for event in optimizer_events
-        ):  # otherwise collectives dominate its time
+        ):  # Otherwise collectives would dominate the time of the step.
             lists = [event for event in optimizer_events if isinstance(event, Operator) and is_listed(event)]
             listed += sum(map(num_listed, lists))
             left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - _parts_s(optimizer_events, blank), 0.0)

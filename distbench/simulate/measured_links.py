@@ -139,7 +139,7 @@ def _replace_figures(record: dict[str, Any], base: Hardware, groups: Sequence[Gr
             f"median error {percent_text(line.error)}"
         )
         costs = {name: getattr(line, cost) for name, cost in figures.items()}
-        hops = {int(point[3]) for point in line.samples}
+        hops = {point[3] for point in line.samples}
         if hops == {0}:  # two nodes at most
             costs.pop("network_hop_s", None)
         elif len(hops) == 1:
@@ -163,7 +163,7 @@ def _fit(level: str, of_level: Sequence[GroupTimes], files: str) -> Line:
     return line
 
 
-def _split(line: Line, num_hops: int, base: Hardware) -> dict[str, float]:
+def _split(line: Line, num_hops: float, base: Hardware) -> dict[str, float]:
     """Return base and hop of times that all have as many hops, in the base's proportion."""
     fixed_s = line.base_s + num_hops * line.per_message_s
     of_base = base["network_base_s"] + num_hops * base["network_hop_s"]

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
+from math import ceil, log2
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -19,10 +20,12 @@ from distbench.simulate.recording import (
     Recording,
     ranks_of,
 )
+from distbench.simulate.matmul_shapes import shape_factor, shape_of
 from distbench.spec.mesh import group_shape
 from distbench.spec.printable_text import count_text
 
 FSDP, DDP = "fsdp", "ddp"
+NODE_HOP = 1.9 / 4.0  # of a network's hop, for one within a node: LL128's latencies in a ring, NCCL src/graph/tuning.cc
 WORTH_SAYING = 0.01  # smallest extrapolated share of the step that is reported
 
 
@@ -42,7 +45,10 @@ def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None,
     bytes_s = num_bytes / (hardware["memory_bytes_per_s"] * hardware["memory_share"])
     if operator.kind == MATMUL:
         name = "fp8" if operator.dtype == FLOAT8 else "bf16" if operator.dtype in HALF else "f32"
-        return max(operator.flops / hardware[f"matmul_{name}_flops"] * slowest(hardware, world_size), bytes_s)
+        flops_s = operator.flops / hardware[f"matmul_{name}_flops"] * slowest(hardware, world_size)
+        if hardware["num_units"] and (shape := shape_of(operator)):
+            flops_s *= shape_factor(shape, int(hardware["num_units"]), hardware["matmul_fill_bytes"])
+        return max(flops_s, bytes_s)
     if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
         # The rate depends on causal or not and forward or backward, and is lower for short sequences.
         queries, keys, is_causal = operator.attention or (0, 0, 1)
@@ -92,15 +98,17 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
 
 
 class LinkLoad(NamedTuple):
-    """Bytes of a collective that pass each device's link, links that add up, and nodes beyond the first two."""
+    """Bytes of a collective that pass each device's link, links that add up, and hops beyond the first two nodes."""
 
     num_bytes: float
     num_links: float
-    num_hops: int
+    num_hops: float
 
 
 def link_load(kind: str, payload_bytes: float, group_size: int, on_nodes: Sequence[int]) -> LinkLoad:
     """Return the load of a collective in a group of two or more ranks; the rules are those of `collective_s`.
+
+    A ring passes every node and every rank of the group on the node; an all-reduce over many nodes uses a tree.
 
     Args:
         payload_bytes: nccl-tests' S.
@@ -110,9 +118,12 @@ def link_load(kind: str, payload_bytes: float, group_size: int, on_nodes: Sequen
     share = 1.0 if kind in ("broadcast", "send", "recv") else turns * (group_size - 1) / group_size
     if len(on_nodes) == 1:
         return LinkLoad(share * payload_bytes, 1.0, 0)
-    num_here = min(on_nodes)
-    num_links = (group_size - 1) / (group_size - num_here) if kind == "all_to_all" else num_here
-    return LinkLoad(share * payload_bytes, num_links, turns * (len(on_nodes) - 2))
+    num_here, further = min(on_nodes), len(on_nodes) - 2
+    if kind == "all_to_all":
+        return LinkLoad(share * payload_bytes, (group_size - 1) / (group_size - num_here), further)
+    if kind == "all_reduce":
+        return LinkLoad(share * payload_bytes, num_here, 2 * ceil(log2(further + 2) - 1))
+    return LinkLoad(share * payload_bytes, num_here, further * (1 + NODE_HOP * (num_here - 1)))
 
 
 def link_s(kind: str, payload_bytes: float, group_size: int, on_nodes: Sequence[int], hardware: Hardware) -> float:

@@ -18,7 +18,7 @@ from distbench.spec.plan import folded
 NOT_SIMULATED = (
     "each rank is simulated alone, at the speed of the slowest device, and does not wait for other ranks within the "
     "step",
-    "concurrent work is not slowed down, since kernels and collectives share neither SMs nor memory bandwidth",
+    "kernels and collectives that run at the same time slow each other down by one factor, overlap_slowdown",
     "memory outside of torch's allocator is not counted (the device's context, NCCL's buffers, libraries' workspaces)",
 )
 IN_PIPELINES = (

@@ -43,7 +43,7 @@ def machine(**values: float) -> Hardware:
     """One on which a matmul of 1 FLOP, a byte of memory and a byte on a link take 1 ns, and nothing else any time."""
     plain = load_hardware("h100")
     zero = {name: 0.0 for name in plain.figures if name.endswith("_s") and "bytes" not in name}
-    zero |= {"device_spread": 0.0, "attention_half_length": 0.0}
+    zero |= {"device_spread": 0.0, "attention_half_length": 0.0, "overlap_slowdown": 0.0}
     rates = ("matmul_bf16_flops", "matmul_fp8_flops", "memory_bytes_per_s", "node_bytes_per_s", "peer_bytes_per_s")
     ones = {name: 1e9 for name in plain.figures if name in rates or (name.startswith("attention_") and "flops" in name)}
     chosen = {**ones, "memory_share": 1.0, "network_bytes_per_s": 1e8, **zero, **values}
@@ -198,9 +198,12 @@ def test_a_matmul_takes_its_operations_or_its_bytes() -> None:
         ("all_gather", ((8, 1),), 8, 0.5 + 7 / 8),
         ("all_reduce", ((8, 1),), 8, 0.5 + 2 * 7 / 8),
         ("broadcast", ((8, 1),), 8, 0.5 + 1),
-        # One device of each of 4 nodes: a tenth of the bandwidth; 2 hops more than between two nodes.
+        # One device of each of 4 nodes: a tenth of the bandwidth; 2 hops more than between two nodes, or one level
+        # more of a tree, up and down.
         ("all_gather", ((4, 8),), 4, 0.25 + 2 * 0.125 + 10 * 3 / 4),
-        ("all_reduce", ((4, 8),), 4, 0.25 + 2 * 2 * 0.125 + 10 * 2 * 3 / 4),
+        ("all_reduce", ((4, 8),), 4, 0.25 + 2 * 0.125 + 10 * 2 * 3 / 4),
+        # All devices of four nodes: the ring also passes seven further devices of each node, by 1.9 / 4 of a hop each.
+        ("all_gather", ((32, 1),), 32, 0.25 + 2 * (1 + 7 * 1.9 / 4) * 0.125 + 31 / 32 / 0.8),
         # All devices of two nodes: eight network links together.
         ("reduce_scatter", ((16, 1),), 16, 0.25 + 15 / 16 / 0.8),
         # The same of eight and four: as fast as the node with four links.
@@ -221,6 +224,25 @@ def test_a_collective_takes_its_share_of_the_links_it_crosses(
     links = machine(node_base_s=0.5, network_base_s=0.25, network_hop_s=0.125)
     one = gather(0, 1)._replace(kind=kind, ranks=ranks, group_size=size, payload_bytes=10**9)
     assert collective_s(one, links) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 8, 64])
+def test_an_all_to_all_has_the_bus_bandwidth_that_nccl_tests_publishes(nodes: int) -> None:
+    # nccl-tests, issue 130: N / (N - 1) times the bandwidth of one link, for N nodes, at most the node's.
+    h100, size, payload = load_hardware("h100"), 8 * nodes, 10**12
+    exchange = gather(0, 1)._replace(kind="all_to_all", ranks=((size, 1),), group_size=size, payload_bytes=payload)
+    busbw = (size - 1) / size * payload / collective_s(exchange, h100)
+    published = min(h100["node_bytes_per_s"], h100["network_bytes_per_s"] * nodes / (nodes - 1))
+    assert busbw == pytest.approx(published, rel=0.15)
+
+
+def test_operators_and_collectives_slow_each_other_down_while_both_run() -> None:
+    # Alone: matmul 0-4, gather 0-1; a quarter of the matmul overlaps, and all of the gather. The second matmul is alone.
+    events = (gather(1, 1), matmul(0, 4), matmul(0, 2))
+    assert spans(*events, overlap_slowdown=0.5) == [(0, 1.5), (0, 4.5), (4.5, 6.5)]
+    assert spans(*events, overlap_slowdown=0.0) == [(0, 1), (0, 4), (4, 6)]
+    # Copies to and from the host take no multiprocessors.
+    assert spans(copy(1, 1, "to_device"), matmul(0, 4), overlap_slowdown=0.5)[1] == (0, 4)
 
 
 def test_groups_are_loops_of_ranks() -> None:

@@ -1,7 +1,9 @@
 """What compiling, shapes and many devices change in a simulated step: plain data, worked by hand."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ from distbench.search.space import Candidate
 from distbench.show.terminal import text_of
 from distbench.simulate.allocator import replay_memory
 from distbench.simulate.compile_float8 import compiled_memory
-from distbench.simulate.hardware_file import Figure, Hardware, HostFigures, load_hardware
+from distbench.simulate.hardware_file import FOLDER, Figure, Hardware, HostFigures, load_hardware
 from distbench.simulate.operator_costs import collective_s, operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.replay import Simulation
 from distbench.simulate.simulation_text import assumptions, blocks_of
+from distbench.spec import UserError
 
 GIB = 1 << 30
 COMPILED = replace(HEAD, compiled=("layers.0",))
@@ -251,13 +254,34 @@ def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
     whole = machine(matmul_bf16_flops=600e12, peak_bf16_flops=1000e12)
     left_out = ("peak_fp8_flops", "matmul_fp8_flops", "device_spread", "attention_full_flops", "peer_bytes_per_s")
     left_out += ("ring_bytes_per_s", "host_bytes_per_s", "reserve_bytes")  # which only one shipped file has, and none
+    left_out += ("num_units", "matmul_fill_bytes", "overlap_slowdown")  # of files written before
     some = Hardware("mine", "", {name: one for name, one in whole.figures.items() if name not in left_out})
     assert some["matmul_fp8_flops"] == pytest.approx(1200e12) and some["device_spread"] == 0
+    assert [some[name] for name in ("num_units", "matmul_fill_bytes", "overlap_slowdown")] == [0, 0, 0]
     assert some["attention_full_flops"] == some["attention_flops"] and set(left_out) == set(some.extrapolated)
     simulation = Simulation(run(matmul(0, 1)), some)
     text = " ".join(assumptions(simulation))
     assert "not in hardware file mine, and extrapolated: attention_full_flops (attention_flops), device_spread" in text
     assert simulation.to_record()["extrapolated"]["peak_fp8_flops"] == "twice peak_bf16_flops"
+
+
+def test_software_replaces_figures_of_a_hardware_file(tmp_path: Path) -> None:
+    h100, fa3 = load_hardware("h100"), load_hardware("h100@fa3")
+    assert fa3.name == "h100@fa3" and fa3["attention_flops"] > 1.5 * h100["attention_flops"]
+    assert fa3["matmul_bf16_flops"] == h100["matmul_bf16_flops"]
+    file = tmp_path / "at@home.json"
+    file.write_text((FOLDER / "h100.json").read_text())
+    assert load_hardware(str(file)).name == "h100"
+    assert load_hardware(f"{file}@triton")["attention_flops"] < h100["attention_flops"]
+    with pytest.raises(UserError, match=r"h100 has no software 'fa4' \(it has cudnn, fa3, triton\); use --hardware h100"):
+        load_hardware("h100@fa4")
+    with pytest.raises(UserError, match=r"b200 has no software 'fa3' \(it has none\)"):
+        load_hardware("b200@fa3")
+    record = json.loads(file.read_text())
+    record["software"] = {"mine": {"attention_flop": record["figures"]["attention_flops"]}}
+    file.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"attention_flop is unknown"):
+        load_hardware(str(file))
 
 
 def test_the_accelerators_that_float8_is_published_of() -> None:
