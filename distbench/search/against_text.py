@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 APART = 0.05  # pairs whose published times differ by more must be in the right order
 LENGTHS = ((2048, "up to 2k tokens"), (8192, "up to 8k tokens"), (math.inf, "over 8k tokens"))
 CLASSES: Sequence[tuple[str, Callable[[Published], str]]] = (
-    ("hardware", lambda row: row.hardware),
+    ("hardware", lambda row: machine_of(row.hardware)),
     ("plan", lambda row: row.plan),
     ("dtype", lambda row: row.dtype),
     ("mode", lambda row: row.mode),

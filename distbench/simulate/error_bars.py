@@ -116,7 +116,10 @@ def machine_of(name: str) -> str:
 def traits_of(hardware: Hardware, mesh: Mapping[str, int], is_float8: bool, is_compiled: bool) -> Traits:
     """Return the class of a prediction."""
     return Traits(
-        machine_of(hardware.name), plan_kinds(mesh), "float8" if is_float8 else "bf16", "compile" if is_compiled else "eager"
+        machine_of(hardware.name),
+        plan_kinds(mesh),
+        "float8" if is_float8 else "bf16",
+        "compile" if is_compiled else "eager",
     )
 
 
