@@ -31,7 +31,7 @@ class Published(Struct, frozen=True):
         source: the file's name, which identifies the source; error bars treat rows of a source as dependent.
         url: where the figures were read.
         split: "fitted" if figures of hardware files or rules were fitted to any row of this source.
-        left_open: facts that the source does not state, and what is taken instead.
+        left_open: facts that the source does not state, and the assumptions.
         scenario, choices, mesh: the step, as for `simulate SCENARIO --set CHOICE --mesh MESH`.
         hardware: a hardware file.
         machine: figures that replace the hardware file's, as NAME=VALUE.

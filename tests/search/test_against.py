@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import Children
+
 from distbench.search import against
 from distbench.search.against import compared
 from distbench.search.against_text import blocks_of, record_of, residuals_of
@@ -68,7 +70,7 @@ def test_invalid_files(tmp_path: Path) -> None:
         published_rows(tmp_path / "absent.csv")
 
 
-def test_comparison(tmp_path: Path) -> None:
+def test_comparison(tmp_path: Path, children: Children) -> None:
     """Rows that no scenario expresses have their reason and the others are simulated; equal steps are recorded once.
 
     From 2 and 4 layers, and from 1 and 2 micro-batches, the step has the same time as recorded whole.
