@@ -48,7 +48,6 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
     metavar="MODULES",
     help="Simulate matmuls of these modules in float8, such as 'layers.*'. Float8 times are estimates.",
 )
-@click.option("--async-tp", is_flag=True, help="Simulate torch's async TP, which overlaps TP with its matmuls.")
 @click.option("--expandable-segments", is_flag=True, help="Simulate PYTORCH_ALLOC_CONF=expandable_segments:True.")
 @click.option("--save", type=PATH, metavar="FILE", help="Write the recording, for --recording.")
 @click.option(
@@ -71,7 +70,6 @@ def simulate(
     assume: tuple[str, ...],
     ranks: str | None,
     float8: str | None,
-    async_tp: bool,
     expandable_segments: bool,
     save: Path | None,
     chakra: Path | None,
@@ -115,7 +113,7 @@ def simulate(
         recordings = load_recordings(recording)
     else:
         recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, chakra, _ranks(ranks), assume)
-    simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8, async_tp)
+    simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
     # The result is printed before it is written, because a full disk must not destroy a result of minutes.
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))

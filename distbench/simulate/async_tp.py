@@ -1,6 +1,6 @@
-"""Change of a recorded step by async TP, as a rule.
+"""Change of a recorded step by async TP of a plan's `CompilePlan`, as a rule.
 
-torch's async TP (torchtitan's `parallelism.enable_async_tensor_parallel`) decomposes an all-gather and the matmul that
+Inductor decomposes an all-gather and the matmul that
 reads it, or a matmul and the reduce-scatter that reads it, into one part per rank. A part of the matmul runs while the
 next part is communicated, so one part remains exposed. A copy between the two, which arranges the tensor by rank, is
 not needed.
@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from distbench.simulate.compile_float8 import CAST, DEFAULT_STREAM, LARGEST
 from distbench.simulate.recording import MATMUL, Collective, Event, EventRecorded, EventWaited, Operator, Recording
-from distbench.spec.errors import UserError
 
 COPY = "aten.cat.default"
 ASYNC_TP_RULE = "async TP is simulated by a rule: TP collectives run in one part per rank next to their matmuls"
@@ -20,11 +19,7 @@ FLOAT8_CASTS = (CAST, LARGEST)  # torchao casts before the all-gather, so casts 
 
 
 def in_async_tp(recording: Recording) -> Recording:
-    """Return the recording with the TP collectives next to a matmul decomposed.
-
-    Raises:
-        UserError: no TP collective is next to a matmul.
-    """
+    """Return the recording with the TP collectives next to a matmul decomposed."""
     events = list(recording.step)
     numbers = itertools.count(1 + max((event.event for event in events if isinstance(event, EventRecorded)), default=0))
     parts: dict[int, Sequence[Event]] = {}  # by index of the event that they replace
@@ -34,11 +29,6 @@ def in_async_tp(recording: Recording) -> Recording:
                 parts |= _before_matmul(events, place, numbers)
             elif event.kind == "reduce_scatter":
                 parts |= _after_matmul(events, place, numbers)
-    if not parts:
-        raise UserError(
-            "--async-tp finds no all-gather or reduce-scatter of TP next to a matmul; use a plan with TP and sequence "
-            "parallel, or leave --async-tp out"
-        )
     before = recording.events[: len(recording.events) - len(events)]
     step = (part for place, event in enumerate(events) for part in parts.get(place, (event,)))
     return replace(recording, events=[*before, *step])

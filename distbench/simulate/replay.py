@@ -57,7 +57,6 @@ class Simulation:
     Args:
         expandable: whether the allocator runs with `expandable_segments:True`.
         float8: patterns of the modules that were changed to float8 in the recording.
-        async_tp: whether the recording was changed to async TP.
         ranks: all ranks of the rank's pipeline; None for a single rank.
     """
 
@@ -66,27 +65,19 @@ class Simulation:
     expandable: bool = False
     float8: tuple[str, ...] = ()
     ranks: SimulatedRanks | None = None
-    async_tp: bool = False
 
     @classmethod
     def all_of(
-        cls,
-        recordings: Sequence[Recording],
-        hardware: Hardware,
-        expandable: bool,
-        float8: tuple[str, ...],
-        async_tp: bool = False,
+        cls, recordings: Sequence[Recording], hardware: Hardware, expandable: bool, float8: tuple[str, ...]
     ) -> "list[Simulation]":
         """Return simulations of ranks and variants, matching modules in float8; a pipeline's ranks share a clock."""
         changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
-        changed = [in_async_tp(recording) if async_tp else recording for recording in changed]
+        changed = [in_async_tp(recording) if recording.head.async_tp else recording for recording in changed]
         together: dict[tuple[str, tuple[int, ...]], list[Recording]] = defaultdict(list)
         for recording in changed:
             together[_pipeline(recording)].append(recording)
         ranks = {pipeline: SimulatedRanks(of_ranks, hardware) for pipeline, of_ranks in together.items()}
-        return [
-            cls(recording, hardware, expandable, float8, ranks[_pipeline(recording)], async_tp) for recording in changed
-        ]
+        return [cls(recording, hardware, expandable, float8, ranks[_pipeline(recording)]) for recording in changed]
 
     @cached_property
     def timed(self) -> TimedStep:
@@ -208,7 +199,7 @@ class Simulation:
         """Caveats about the figures in addition to the assumptions."""
         host = self.hardware.host
         rules = [FLOAT8_RULE.format(patterns=", ".join(self.float8))] if self.float8 else []
-        rules += [ASYNC_TP_RULE] if self.async_tp else []
+        rules += [ASYNC_TP_RULE] if self.recording.head.async_tp else []
         rules += [OFFLOADED] if self.recording.offloads else []
         if self.recording.head.pipeline is not None:
             return (*rules, IN_PIPELINES, *NOT_SIMULATED[1:])

@@ -3,13 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from test_simulate_clock import HEAD, elementwise, gather, machine, matmul, replay_time, run
+from test_simulate_clock import HEAD, elementwise, gather, machine, matmul, run
 
-from distbench.simulate.async_tp import in_async_tp
 from distbench.simulate.recording import Collective, Event, EventRecorded, EventWaited
-from distbench.spec import UserError
-
-TP = replace(HEAD, mesh={"tp": 2})
+from distbench.simulate.replay import Simulation
 
 
 def exchange(kind: str, seconds: float) -> Collective:
@@ -22,8 +19,10 @@ def copy() -> Event:
 
 
 def step_s(*events: Event, is_async: bool) -> float:
-    recording = run(*events, head=TP)
-    return replay_time(in_async_tp(recording) if is_async else recording, machine()).step_s
+    recording = run(*events, head=replace(HEAD, mesh={"tp": 2}, async_tp=is_async))
+    (simulation,) = Simulation.all_of([recording], machine(), expandable=False, float8=())
+    assert is_async == any("async TP" in rule for rule in simulation.not_simulated)
+    return simulation.timed.step_s
 
 
 def test_a_matmul_runs_while_its_next_part_is_gathered() -> None:
@@ -50,10 +49,8 @@ def test_a_part_is_scattered_while_the_next_part_is_computed() -> None:
     assert step_s(*events, is_async=True) == pytest.approx(4 + 1 + 1)
 
 
-def test_collectives_without_a_matmul_remain_and_a_step_without_pairs_is_rejected() -> None:
+def test_collectives_without_a_matmul_and_those_of_fsdp_remain() -> None:
     alone = (exchange("all_gather", 2), EventRecorded(1, 7), EventWaited(0, 7), elementwise(1, [], []), matmul(0, 4))
-    with pytest.raises(UserError, match=r"--async-tp finds no all-gather or reduce-scatter of TP next to a matmul"):
-        in_async_tp(run(*alone, head=TP))
-    fsdp = gather(1, 2), *alone[1:3], matmul(0, 4)
-    with pytest.raises(UserError, match=r"leave --async-tp out"):
-        in_async_tp(run(*fsdp, head=TP))
+    assert step_s(*alone, is_async=True) == step_s(*alone, is_async=False) == pytest.approx(7)
+    fsdp = (gather(1, 2), *alone[1:3], matmul(0, 4))
+    assert step_s(*fsdp, is_async=True) == pytest.approx(6)
