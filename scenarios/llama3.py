@@ -162,6 +162,7 @@ def _llama3(
     checkpoint: str,
     norm: str,
     compiled: bool,
+    async_tp: bool,
     microbatches: int,
 ) -> Scenario:
     contexts: dict[str, Callable[[], Any] | None] = {"selective": keep_some, "full": None, "none": None}
@@ -177,7 +178,7 @@ def _llama3(
             cp=CpPlan(buffers={"rotations": 0}),
             checkpoint=() if checkpoint == "none" else ("layers.*",),
             checkpoint_context=contexts[checkpoint],
-            compile=CompilePlan(("layers.*",)) if compiled else None,
+            compile=CompilePlan(("layers.*",), async_tp=async_tp) if compiled or async_tp else None,
             microbatches=microbatches,
             fsdp=FsdpPlan(
                 wrap=("layers.*",),
@@ -198,6 +199,7 @@ def llama3_8b(
     checkpoint: str = "selective",
     norm: str = "fused",
     compiled: bool = False,
+    async_tp: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
     """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, full or none."""
@@ -210,6 +212,7 @@ def llama3_8b(
         checkpoint=checkpoint,
         norm=norm,
         compiled=compiled,
+        async_tp=async_tp,
         microbatches=microbatches,
     )
 
@@ -223,6 +226,7 @@ def llama3_70b(
     checkpoint: str = "full",
     norm: str = "fused",
     compiled: bool = False,
+    async_tp: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
     """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, full or none."""
@@ -235,6 +239,7 @@ def llama3_70b(
         checkpoint=checkpoint,
         norm=norm,
         compiled=compiled,
+        async_tp=async_tp,
         microbatches=microbatches,
     )
 
@@ -248,6 +253,7 @@ def llama3_405b(
     checkpoint: str = "full",
     norm: str = "fused",
     compiled: bool = False,
+    async_tp: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
     """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, full or none."""
@@ -260,5 +266,6 @@ def llama3_405b(
         checkpoint=checkpoint,
         norm=norm,
         compiled=compiled,
+        async_tp=async_tp,
         microbatches=microbatches,
     )

@@ -70,7 +70,7 @@ def residuals_text(residuals: ResidualFile) -> str:
     return f'{{"commit": {json.dumps(residuals.commit)}, "rows": [\n{lines}\n]}}\n'
 
 
-PLAN_CHOICES = ("batch", "checkpoint", "microbatches", "reduce", "reshard", "compiled")
+PLAN_CHOICES = ("batch", "checkpoint", "microbatches", "reduce", "reshard", "compiled", "async_tp")
 
 
 def _model(row: Published) -> str:

@@ -43,7 +43,7 @@ from distbench.spec.plan import folded, matching
 DEFAULT_STREAM = 0
 FLOAT8, HALF = "float8", ("bf16", "f16")
 # The cast waits for the largest element of the whole tensor, so it cannot be part of the kernel that made the tensor.
-CAST = "float8.cast"
+CAST, LARGEST = "float8.cast", "float8.largest"
 GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy")
 FLOAT8_RULE = (
     "float8 is simulated by rules of torchao's tensorwise scaling; tensors kept for backward do not change ({patterns})"
@@ -354,7 +354,7 @@ def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Ev
             if phase != event.phase:
                 copy = next(copies.numbers)
                 copies.of[block] = event.phase, copy
-                add_kernel("float8.largest", num_bytes, [(block, num_bytes)], [])
+                add_kernel(LARGEST, num_bytes, [(block, num_bytes)], [])
                 add_kernel(CAST, num_bytes + half, [(block, num_bytes)], [(copy, half)])
         if of_weight:
             transposed = next(copies.numbers)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from distbench.simulate.compile_float8 import FLOAT8, HALF
 from distbench.simulate.hardware_file import Curve, Hardware, HostFigures
+from distbench.simulate.matmul_shapes import shape_factor, shape_of
 from distbench.simulate.recording import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -20,7 +21,6 @@ from distbench.simulate.recording import (
     Recording,
     ranks_of,
 )
-from distbench.simulate.matmul_shapes import shape_factor, shape_of
 from distbench.spec.mesh import group_shape
 from distbench.spec.printable_text import count_text
 

@@ -144,6 +144,7 @@ def recorded(
         microbatches=scenario.plan.microbatches,
         phases=tuple(dict.fromkeys(phases)),
         compiled=compiled,
+        async_tp=compile_plan is not None and compile_plan.async_tp,
         rank=rank,
         case_id=case.id,
         params=case.params,

@@ -75,6 +75,7 @@ class Head:
         batch_size, num_tokens: samples and tokens of the global batch; tokens are None if the scenario sets none.
         microbatches: number of parts of a rank's batch.
         compiled: names of the modules that the plan compiles; their operators are recorded uncompiled.
+        async_tp: whether the plan compiles with async TP; TP's collectives are recorded whole.
         rank: the recorded rank.
         case_id: id of the same step's case in a measured run, whose parameters are `params`.
         pipeline: properties of a pipeline, of which all ranks along its mesh dim are recorded; None without a pipeline.
@@ -91,6 +92,7 @@ class Head:
     microbatches: Size
     phases: tuple[str, ...]
     compiled: tuple[str, ...] = ()
+    async_tp: bool = False
     rank: Count = 0
     case_id: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)

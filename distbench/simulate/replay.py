@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from distbench.simulate.allocator import MemoryUse, replay_memory
+from distbench.simulate.async_tp import ASYNC_TP_RULE, in_async_tp
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_together
 from distbench.simulate.compile_float8 import FLOAT8_RULE, compiled_memory, in_float8_by
 from distbench.simulate.error_bars import Bar, Traits, bar_range, memory_bar, time_bar, traits_of
@@ -72,6 +73,7 @@ class Simulation:
     ) -> "list[Simulation]":
         """Return simulations of ranks and variants, matching modules in float8; a pipeline's ranks share a clock."""
         changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
+        changed = [in_async_tp(recording) if recording.head.async_tp else recording for recording in changed]
         together: dict[tuple[str, tuple[int, ...]], list[Recording]] = defaultdict(list)
         for recording in changed:
             together[_pipeline(recording)].append(recording)
@@ -216,6 +218,7 @@ class Simulation:
         """Caveats about the figures in addition to the assumptions."""
         host = self.hardware.host
         rules = [FLOAT8_RULE.format(patterns=", ".join(self.float8))] if self.float8 else []
+        rules += [ASYNC_TP_RULE] if self.recording.head.async_tp else []
         rules += [OFFLOADED] if self.recording.offloads else []
         if self.recording.head.pipeline is not None:
             return (*rules, IN_PIPELINES, *NOT_SIMULATED[1:])

@@ -273,7 +273,9 @@ def test_software_replaces_figures_of_a_hardware_file(tmp_path: Path) -> None:
     file.write_text((FOLDER / "h100.json").read_text())
     assert load_hardware(str(file)).name == "h100"
     assert load_hardware(f"{file}@triton")["attention_flops"] < h100["attention_flops"]
-    with pytest.raises(UserError, match=r"h100 has no software 'fa4' \(it has cudnn, fa3, triton\); use --hardware h100"):
+    with pytest.raises(
+        UserError, match=r"h100 has no software 'fa4' \(it has cudnn, fa3, triton\); use --hardware h100"
+    ):
         load_hardware("h100@fa4")
     with pytest.raises(UserError, match=r"b200 has no software 'fa3' \(it has none\)"):
         load_hardware("b200@fa3")
