@@ -270,6 +270,7 @@ def residual_figure(results: Sequence[Compared]) -> "Figure":
     axes.invert_yaxis()
     axes.set_xlabel("error of the simulated step time, % (below 0: too fast); bar: median")
     for split, color in (("held-out", style.BLUE), ("fitted", style.GREY)):
-        axes.plot([], [], "o", color=color, label=split)
+        if any(result.row.split == split for result in simulated):
+            axes.plot([], [], "o", color=color, label=split)
     axes.legend(loc="best", fontsize=8)
     return figure
