@@ -23,9 +23,9 @@ ELEMENT_BYTES = {"float8": 1, "f32": 4, "f64": 8}
 
 
 class Shape(NamedTuple):
-    """Sizes of `count` matmuls in one kernel, (rows, inner) times (inner, columns), and the bytes of an element."""
+    """Sizes of equal matmuls in one kernel, (rows, inner) times (inner, columns), and the bytes of an element."""
 
-    count: float
+    num_matmuls: float
     rows: float
     inner: float
     columns: float
@@ -35,8 +35,8 @@ class Shape(NamedTuple):
 def shape_of(operator: Operator) -> Shape | None:
     """Return a matmul's shape from the bytes of its tensors; None if it does not have two inputs and an output.
 
-    The operations are twice count x rows x inner x columns, and each tensor has the elements of three of these, so the
-    fourth follows. Rows and columns may be swapped. Groups of different sizes have the mean size.
+    The operations are twice num_matmuls x rows x inner x columns. Each tensor has the elements of three of these, so
+    the fourth follows. Rows and columns may be swapped. Groups of different sizes have the mean size.
     """
     size = ELEMENT_BYTES.get(operator.dtype, 2)
     inputs = sorted(num_bytes / size for _, num_bytes in operator.reads)[-2:]  # a bias is smaller
@@ -57,16 +57,16 @@ def shape_factor(shape: Shape, num_units: int, fill_bytes: float) -> float:
         fill_bytes: bytes along the inner dim that a tile could compute while it loads its first operands and stores its
             output.
     """
-    count, rows, inner, columns, element_bytes = shape
+    num_matmuls, rows, inner, columns, element_bytes = shape
     fill = fill_bytes / element_bytes
     times = []
     for height, width in TILES:
-        tiles = count * ceil(rows / height) * ceil(columns / width)
+        tiles = num_matmuls * ceil(rows / height) * ceil(columns / width)
         tile_s = num_units * height * width * _reading(height, width) / _reading(*TILES[0])
         for parts in SPLITS:
             if parts == 1 or inner / parts >= LEAST_INNER:
                 times.append(ceil(tiles * parts / num_units) * tile_s * (inner / parts + fill))
-    return min(times) / (count * rows * inner * columns)
+    return min(times) / (num_matmuls * rows * inner * columns)
 
 
 def _reading(height: int, width: int) -> float:

@@ -37,7 +37,7 @@ def matmul(
 def test_a_matmuls_shape_follows_from_its_tensors(operator: Operator, shape: tuple[float, ...]) -> None:
     count, rows, inner, columns, size = shape
     found = shape_of(operator)
-    assert found is not None and (found.count, found.inner, found.element_bytes) == (count, inner, size)
+    assert found is not None and (found.num_matmuls, found.inner, found.element_bytes) == (count, inner, size)
     assert {found.rows, found.columns} == {rows, columns}
 
 
