@@ -1,26 +1,25 @@
-"""`python -m benchmarks.prose [PATH...]`: phrases in docs and in the program's strings that a plain sentence avoids.
+"""`python -m benchmarks.prose [PATH...]`: phrases in docs, strings and comments that a plain sentence avoids.
 
-It reads the prose of README.md, CONTRIBUTING.md and docs/*.md, and docstrings and strings of distbench/ and scenarios/.
-Code blocks, inline code, URLs, and strings without a space are skipped: they are quoted output and identifiers. The
-budget of each folder in prose_budget.json may only fall; its goal is 0.
+It reads the prose of README.md, CONTRIBUTING.md and docs/*.md, and docstrings, strings and comments of distbench/ and
+scenarios/. Code blocks, inline code, URLs, and strings without a space are skipped: they are quoted output and
+identifiers. No finding is allowed.
 """
 
 import argparse
 import ast
 import bisect
-import json
+import io
 import re
 import sys
+import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-BUDGET = Path(__file__).with_name("prose_budget.json")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md")
 SOURCES = ("distbench/**/*.py", "scenarios/*.py")
-PACKAGE_PARTS = 3  # distbench, a package and a file: below that, a folder has the budget of its package
 
 BLANK = r"(?:[^\S\n]+|[^\S\n]*\n[^\S\n]*)"  # between two words: at most one line break, since a paragraph ends with two
 _COUNTED = (
@@ -46,7 +45,8 @@ class Rule(NamedTuple):
     """A phrase to avoid.
 
     Attributes:
-        name: W1 free relatives, W2 "per", W3 verbs of people, W4 "is none", W5 old words, W6 actors, W7 jargon.
+        name: W1 free relatives, W2 "per", W3 verbs of people, W4 "is none", W5 old words, W6 actors, W7 jargon,
+            W8 fragments and pronouns far from their noun.
         pattern: matches the phrase; a space in it matches BLANK.
         plain: the words to use instead.
     """
@@ -110,6 +110,11 @@ RULES = (
     _rule("W7", r"\bstor(?:y|ies)\b", "report"),
     _rule("W7", r"\b(?:(?:take|takes|took|taking|by) turns|whose turn)\b", "alternate, in a random order"),
     _rule("W7", r"\btight(?:er|est|ly)?\b", "narrow, small"),
+    _rule("W8", r"(?:,|\() ?since\b(?! (?:then|the epoch|version|torch 2|v?\d))", "because"),
+    _rule("W8", r"\b(?:do|does|did|doing) so\b|\bso (?:does|do|did|may|can)\b", "repeat the verb"),
+    _rule("W8", r"\bthe ones? (?:that|which|of|whose|with|from)\b", "repeat the noun"),
+    _rule("W8", r"\bstay(?:s|ed|ing)?\b", "remain, is not changed"),
+    _rule("W8", r"\btried by hand\b", "a sentence with a subject"),
 )
 # Phrases that a rule matches by mistake, and quotations: a pattern each.
 ALLOWED = re.compile(r"no one-|knob=|^not told$|\(tight\)", re.IGNORECASE)
@@ -173,10 +178,27 @@ def strings_of_source(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, re.sub(r"`[^`\n]+`|https?://\S+", lambda match: "\x00" * len(match[0]), text)
 
 
+def comments_of_source(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of comments; comments on consecutive lines are one text with their line breaks."""
+    first, lines, is_alone = 0, list[str](), False
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            was_alone, is_alone = is_alone, not token.line[: token.start[1]].strip()
+            if lines and not (was_alone and is_alone and token.start[0] == first + len(lines)):
+                yield first, "\n".join(lines)
+                lines = []
+            first = first if lines else token.start[0]
+            lines.append(re.sub(r"`[^`\n]+`|https?://\S+", lambda match: "\x00" * len(match[0]), token.string[1:]))
+    if lines:
+        yield first, "\n".join(lines)
+
+
 def findings_in(path: Path) -> list[Finding]:
     """All findings of one file, by line."""
     name, content = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-    texts = strings_of_source(content) if path.suffix == ".py" else [(1, prose_of_page(content))]
+    texts: list[tuple[int, str]] = [(1, prose_of_page(content))]
+    if path.suffix == ".py":
+        texts = [*strings_of_source(content), *comments_of_source(content)]
     findings = []
     for first_line, text in texts:
         breaks = [match.start() for match in re.finditer("\n", text)]
@@ -190,48 +212,19 @@ def files() -> list[Path]:
     return sorted(path for pattern in (*PAGES, *SOURCES) for path in ROOT.glob(pattern))
 
 
-def folder_of(name: str) -> str:
-    """The key of a file's budget: its package, its folder, or its own name at the top."""
-    parts = Path(name).parts
-    return "/".join(parts[: min(len(parts) - 1, PACKAGE_PARTS - 1)]) or name
-
-
-def over_budget(findings: Iterable[Finding], budget: dict[str, int]) -> dict[str, int]:
-    """Folder to its count, where that exceeds its budget; a folder without a budget has 0."""
-    counts = Counter(folder_of(finding.path) for finding in findings)
-    return {folder: count for folder, count in sorted(counts.items()) if count > budget.get(folder, 0)}
-
-
-def lowered(findings: Iterable[Finding], budget: dict[str, int]) -> dict[str, int]:
-    """The budget, lowered to what is there; folders without findings are left out."""
-    counts = Counter(folder_of(finding.path) for finding in findings)
-    return {folder: min(counts[folder], limit) for folder, limit in sorted(budget.items()) if counts[folder]}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 where every folder keeps its budget, and, with PATHs, where these have no finding."""
+    """Print the findings of all files, or of PATHs, and return 0 if there are none."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prose", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("paths", nargs="*", type=Path, help="list every finding of these files and folders")
-    parser.add_argument("--update", action="store_true", help="lower the budget to the findings that are left")
-    options = parser.parse_args(arguments)
+    parser.add_argument("paths", nargs="*", type=Path, help="check only these files and folders")
+    chosen = [path.resolve() for path in parser.parse_args(arguments).paths]
     findings = [finding for path in files() for finding in findings_in(path)]
-    if options.paths:
-        chosen = [path.resolve() for path in options.paths]
+    if chosen:
         findings = [each for each in findings if any((ROOT / each.path).is_relative_to(path) for path in chosen)]
-        print("\n".join(map(str, findings)) or "prose: no findings")
-        return 1 if findings else 0
-    budget = json.loads(BUDGET.read_text(encoding="utf-8"))
-    above = over_budget(findings, budget)
     for finding in findings:
-        if folder_of(finding.path) in above:
-            print(finding)
-    for folder, count in above.items():
-        print(f"prose: FAIL: {folder} has {count} findings, at most {budget.get(folder, 0)} are allowed")
-    if options.update:
-        BUDGET.write_text(json.dumps(lowered(findings, budget), indent=4) + "\n", encoding="utf-8")
+        print(finding)
     by_rule = ", ".join(f"{rule} {count}" for rule, count in sorted(Counter(each.rule for each in findings).items()))
-    print(f"prose: {len(findings)} findings, goal 0 ({by_rule or 'none left'})")
-    return 1 if above else 0
+    print(f"prose: {len(findings)} findings{f' ({by_rule})' * bool(findings)}")
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def start() -> None:
 
 
 def _run() -> None:
-    # Imports run inside the guard, since a module on the path may shadow one.
+    # Imports run inside the guard, because a module on the path may shadow one.
     from distbench.cli.main import main
     from distbench.processes.signals import end_by_interrupt
 

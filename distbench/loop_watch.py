@@ -39,7 +39,7 @@ from distbench.torch_private import Issued, Unsupported, default_store, finished
 
 # A smaller lateness is not reported, as a share of the median sampled step.
 LEAST_SHARE = 0.02
-# Rank 0 prints a line after this many sampled steps, then after twice as many, and so on.
+# The first line is printed after this many sampled steps, the next line after twice as many, and so on.
 FIRST_LOOK = 8
 EXIT_S = 10.0  # rank 0 waits for the last samples of other ranks
 SAMPLES = "sampled steps"
@@ -66,7 +66,7 @@ def own_work(calls: Sequence[TimedCall], start_s: float, end_s: float) -> dict[R
     """Return per group the seconds of own work before the group's collectives of one step, summed over the step.
 
     Own work begins when the rank issues its previous collective or leaves it, whichever is later. The work after the
-    last collective of a step is added to the first collective, since it delays the first collective of the next step.
+    last collective of a step is added to the first collective, because it delays the first collective of the next step.
 
     Args:
         calls: in the order of issue.
@@ -224,7 +224,9 @@ class Watch:
                 self._collect(is_last=False)
                 if len(self._read) >= self._next_look:
                     self._next_look *= 2
-                    self._alpha /= 2  # All evaluations during the loop share half of the error rate. The last evaluation has the other half.
+                    # All evaluations during the loop share half of the error rate. The last evaluation has the other
+                    # half.
+                    self._alpha /= 2
                     if (verdict := self._judge(self._alpha)).exit_code != UNKNOWN:
                         self._report(verdict, f"watch: step {self._num_steps}: ")
 

@@ -50,7 +50,7 @@ def cp_attention(
     if load_balance and not causal:
         raise UserError("torch has no load balance for full attention; add --set load_balance=False to causal=False")
     dtype = torch.bfloat16 if bf16 else torch.float32
-    # FSDP over the same ranks averages the parameters' gradients, since each rank has other tokens.
+    # FSDP over the same ranks averages the parameters' gradients, because each rank has other tokens.
     plan = ParallelPlan(
         cp=CpPlan(rotate=rotate, load_balance=load_balance, unshard_output=unshard_output, kernel=kernel or None),
         fsdp=FsdpPlan(mesh_dims=("cp",), reshard_after_forward=False),

@@ -99,7 +99,7 @@ def llama_inference(
         plan=ParallelPlan(
             tp=TP_PLAN if sequence_parallel else WHOLE_PLAN,
             cp=CpPlan(rotate=rotate, buffers={"rotations": 0}) if rotate else None,
-            # Gathered layer by layer, including the root: no parameter stays gathered between two calls.
+            # Gathered layer by layer, including the root: no parameter remains gathered between two calls.
             fsdp=FsdpPlan(wrap=("layers.*",), reshard_after_forward=True) if fsdp else None,
         ),
     )

@@ -74,8 +74,8 @@ class MixtureOfExperts(nn.Module):
 
     Args:
         load: "zipf" adds the logarithm of Zipf's law to the router's scores, so that the first experts have most
-            tokens; "uniform" assigns experts cyclically, so that all have equally many. The router's scores weigh the
-            results in both.
+            tokens; "uniform" assigns experts cyclically, so that all experts have equally many tokens. In both cases
+            the router's scores weigh the results.
         capacity: the most tokens of a sequence per expert, as a multiple of its even share; other tokens are dropped,
             and all exchanges have equal sizes. 0: no token is dropped.
     """

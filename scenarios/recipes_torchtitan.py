@@ -16,7 +16,7 @@ from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError, scenario
 from distbench.spec.errors import nearest
 from distbench.spec.recipes import INSTALLS, recipe_configs, registries
 
-utils.device_type = "cpu"  # without an accelerator it takes the device for CUDA
+utils.device_type = "cpu"  # Without an accelerator torchtitan uses the device type CUDA.
 # Mesh dim of distbench to the field of torchtitan's ParallelismConfig.
 DEGREES = {
     "dp_replicate": "data_parallel_replicate_degree",
@@ -56,8 +56,8 @@ def own_tensor_parallel(name: str) -> int:
 def model_of(config: Any, layers: int, degrees: dict[str, int]) -> Any:
     """Return the model for these degrees of parallelism, with causal scaled_dot_product_attention.
 
-    Its own attention is flex attention, which is compiled for GPUs, over masks of packed documents. Kernels that send
-    tokens to experts need expert parallelism.
+    torchtitan's own attention is flex attention over masks of packed documents, which is compiled for GPUs. Kernels
+    that send tokens to experts need expert parallelism.
     """
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
@@ -83,11 +83,11 @@ def parallelize(model: nn.Module, mesh: Any, config: Any, checkpointing: Any) ->
     from torchtitan.config import CompileConfig
     from torchtitan.distributed import parallel_dims
 
-    # It makes a mesh of all ranks on the device type that it found at import.
+    # torchtitan makes a mesh of all ranks on the device type that it detected at import.
     parallel_dims.init_device_mesh = lambda *_, **names: mesh._flatten(*names["mesh_dim_names"])
     degrees = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
     with torch.device("meta"):
-        model_of(config, 1, degrees)  # raises where they do not divide its heads
+        model_of(config, 1, degrees)  # This raises an error if the ranks do not divide the heads.
     fields = {DEGREES[mesh_dim]: size for mesh_dim, size in degrees.items()}
     parallelism = replace(config.parallelism, **fields, **LEFT_OUT)
     return config.model_spec.parallelize_fn(

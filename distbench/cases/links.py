@@ -44,7 +44,7 @@ WITHIN, SAME_PLACE, ACROSS = "within a host", "across hosts, same local rank", "
 Pairs = tuple[tuple[int, int], ...]
 TRIES = 3
 MAX_ROUNDS = 64
-RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products stay below 2^24, so that float32 is exact
+RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products remain below 2^24, so that float32 is exact
 GROUP, MAX_PASSES = "links", 10
 DTYPE, PERIOD = "f32", 251
 # A message long enough to measure bandwidth, and a product long enough to measure a rank's speed.
@@ -333,8 +333,8 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
         return None if partner is None else first_difference(got.cpu(), _tag(partner, numel))
 
     fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
-    # Waiting ranks of this round also take part here, since NCCL creates a communicator when all ranks of a group call
-    # it.
+    # Waiting ranks of this round also take part here, because NCCL creates a communicator when all ranks of a group
+    # call it.
     yield OpenedCase(
         lambda _: exchange(),
         check,
@@ -381,7 +381,7 @@ def _group_case(mesh_dim: str, size_bytes: int, hosts: list[str], context: RankC
 @contextlib.contextmanager
 def _open_group(mesh_dim: str, numel: int, context: RankContext) -> Iterator[OpenedCase]:
     group, size = context.mesh.get_group(mesh_dim), context.size(mesh_dim)
-    summed = torch.zeros(numel, device=context.device)  # zeros, so that repeated sums stay finite
+    summed = torch.zeros(numel, device=context.device)  # zeros, so that repeated sums remain finite
 
     def check() -> str | None:
         summed.fill_(1.0)

@@ -548,7 +548,8 @@ def of_decay(worst: str, wrong: Sequence[Mapping[str, Signs]]) -> Iterator[str]:
     decay = next((signs[worst].decay for signs in wrong if worst in signs), None)
     if decay is not None:
         yield (
-            f"{worst} is off by {decay:.2g} times its own value, since weight decay applies either on the ranks or on "
+            f"{worst} is off by {decay:.2g} times its own value, because weight decay applies either on the ranks or "
+            f"on "
             "one device; choose parameter groups by name, not by the shape of a shard"
         )
 

@@ -384,7 +384,7 @@ def opened(
 
 @contextlib.contextmanager
 def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[PlannedRedistribution]:
-    """Plan an experiment's redistribution; the planner's torch settings stay active until the case has been timed."""
+    """Plan an experiment's redistribution; the planner's torch settings remain active until the case has been timed."""
     pair, full, planning_s = experiment.pair, experiment.full, experiment.measured.get("planning_s")
     before, after = pair.source.state, pair.target.state
     source, target = dtensor_under(full, pair.source, context), torch_placements(pair.target)

@@ -493,7 +493,7 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
     dtype. In any other model each parameter moves by one unit in the last place of its dtype, or of the dtype of its
     operators, such as under autocast. The second step needs the memory and time of the reference. A comparison of f32
     with f64 gives the same result (tests/cases/test_step_check.py). A comparison of two halves of the batch with the
-    whole batch gave values up to 50x too small, since both sides round each sample equally. Raises any error that the
+    whole batch gave values up to 50x too small, because both sides round each sample equally. Raises any error that the
     model raises in another precision.
     """
     model = model_on_device(scenario, context, reference.built, reference.values)

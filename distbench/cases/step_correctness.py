@@ -128,7 +128,8 @@ class Allowance:
     tolerance: float  # relative error that needs no measurement
     loss_tolerance: float  # the same for the loss
     because: str  # origin of the tolerance
-    is_named: bool = False  # whether the scenario sets the tolerance; rounding then only identifies gradients that consist of rounding
+    # whether the scenario sets the tolerance; rounding then only identifies gradients that consist of rounding
+    is_named: bool = False
     rounding: Rounding | None = None  # of one device's step, if it was measured
     gradient_scale: float = 1.0  # the factor that the plan applies to gradients
     reduction: float = 0.0  # relative error of a gradient's sum over ranks, which one device does not have
@@ -174,7 +175,7 @@ class Allowance:
         rounding = (max(own_rounding, typical) + self.reduction) if own_rounding or typical else 0.0
         if share <= F32_EPS or TIMES_ROUNDING * rounding >= 1:
             to_largest = Difference(difference.apart, largest)
-            unit = "relative to the largest gradient, since it is only rounding on one device"
+            unit = "relative to the largest gradient, because it is only rounding on one device"
             finding = self._bounded(part, to_largest, self.tolerance, typical + self.reduction)
             return replace(finding, relative_to=unit)
         least = max(self.tolerance, F32_EPS / share)
@@ -374,7 +375,7 @@ class StepCheck:
             return replace(allowance, rounding=rounding)
         lowest = lowest_precision(reference.built.model, self._step.units, self._computed_in)
         tolerance = TOLERANCE if lowest == F32 else LOW_PRECISION_TOLERANCE
-        because = f"{allowance.because}, since rounding could not be measured ({why_not})"
+        because = f"{allowance.because}, because rounding could not be measured ({why_not})"
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)
 
     def _likely_causes(
@@ -574,7 +575,7 @@ def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
     """Compare a rank's loss from the initial values with that of a second run."""
     if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
         yield (
-            "the loss from the same values and batch differs between runs, since the model has state that is neither "
+            "the loss from the same values and batch differs between runs, because the model has state that is neither "
             "parameter nor buffer, or the step draws random numbers from Python, numpy or its own generator; draw "
             "random numbers in make_batch from a seeded generator"
         )

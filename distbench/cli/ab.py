@@ -104,7 +104,7 @@ def ab(
       distbench ab --bisect v1.2 main --max-time 2h -- bench.py --quick
       distbench ab main . -- llama_2d --quick
       distbench ab v1.2 HEAD --max-time 600 -- bench/steps.py::train --mesh tp=8
-      distbench ab main . --github --write junit=ab.xml -- bench.py --quick --passes 24
+      distbench ab main . --github --write junit=ab.xml -- bench.py --passes 24
       distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
     """
     from distbench.judge import ab as turns
@@ -177,7 +177,7 @@ def _earlier_launch_s(run_arguments: Sequence[str]) -> float | None:
         chosen = {field.name: given[field.name] for field in fields(Request) if field.name in given}
         jobs = jobs_of(Request(given["scenarios"], **chosen), None)
         runs = [next(filter(None, (earlier_run(job, folder) for folder in folders)), None) for job in jobs]
-    except (UserError, click.ClickException):  # each launch reports what is wrong with it
+    except (UserError, click.ClickException):  # each launch reports its own errors
         return None
     times_s = [each.footer["wall_s"] for each in runs if each and each.footer]
     return sum(times_s) if len(times_s) == len(jobs) else None

@@ -296,7 +296,7 @@ def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None
     passes = 1 if request.quick else PASSES
     request = replace(request, mesh={"tp": num_ranks}, check="none", passes=passes)
     operators = replace(request, targets=("calibrate_operators",), budget_s=OPERATORS_S / short)
-    # Heads and all other sizes of the steps that TP shards are multiples of the ranks.
+    # TP shards heads and other sizes of the steps, so these must be multiples of the number of ranks.
     heads = (f"num_heads={lcm(8, num_ranks)}",)
     steps = replace(request, targets=("calibrate_steps",), choices=heads, budget_s=STEPS_S / short)
     return [*jobs_of(operators, joined), *jobs_of(steps, joined)]

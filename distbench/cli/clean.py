@@ -44,7 +44,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     from distbench.show.units import disk_text
 
     if keep is None and older_s is None:
-        raise UserError("clean needs a limit; give --keep N (the newest N stay), --older-than 30d, or both")
+        raise UserError("clean needs a limit; give --keep N (the newest N remain), --older-than 30d, or both")
     latest = None if older_s is None else time.time() - older_s
     kept, old = runs_kept_and_deleted(runs, keep, latest)
     if form == "json":
@@ -58,7 +58,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
         failed = [] if dry_run else delete(old, runs)
         click.echo(json.dumps({"num_kept": len(kept), "failed": failed, "runs": records}, indent=1))
         sys.exit(USER_ERROR if failed else 0)
-    staying = f"{count_text(len(kept), 'run')} stay{'s' * (len(kept) == 1)}"
+    staying = f"{count_text(len(kept), 'run')} remain{'s' * (len(kept) == 1)}"
     if not old:
         say_lines([f"nothing to delete under {runs}: {staying}"])
         return

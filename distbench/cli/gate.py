@@ -127,9 +127,9 @@ def gate(
     \b
     Examples:
       distbench gate base/ new/
-      distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance p10=5%
-      distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
-      distbench gate base.csv new.csv --launch run --case op,size --value time_us --pair run
+      distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10%
+      distbench gate baselines/ci-runner new/ --github --write junit=gate.xml
+      distbench gate base.csv new.csv --case op,size --value time_us --pair run
     """
     if not paths:
         raise UserError(f"gate compares two sides: {USAGE}")
@@ -179,7 +179,9 @@ def baseline() -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 def save(paths: tuple[str, ...], out: Path) -> None:
-    """Store run files as baselines under OUT/baselines/MACHINE/, replacing baselines of the same scenario and mesh.
+    """Store run files as baselines under baselines/MACHINE/ of the results folder.
+
+    Baselines of the same scenario and mesh are replaced.
 
     \b
     Example:
@@ -233,7 +235,7 @@ def show(file: Path, form: str) -> None:
 
     \b
     Example:
-      distbench baseline show results/baselines/ci-runner/llama_2d-dp_shard-2-tp-2-cpu.json
+      distbench baseline show results/baselines/ci-runner/llama_2d.json
     """
     from distbench.judge.gate_text import baseline_page
 

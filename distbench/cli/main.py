@@ -4,8 +4,10 @@ A `UserError` is one sentence and exit code 2.
 """
 
 import importlib
+import inspect
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,28 @@ OLD_MODES = {
 SIGNATURE_WORDS = ("write", "check", "update", "-h", "--help")
 # Commands that abbreviate another command with options.
 SHORT = {"preflight": ("run", "links", "--fail-on-outlier"), "trace": ("run", "--trace-paths", "--show-paths")}
+SHORT_HELP = {
+    "preflight": """Check nodes for slow ranks and links before a job.
+
+    This command is short for `distbench run links --fail-on-outlier`. It has no SCENARIO, and the options of run.
+
+    Exit code: 0 nothing is slow, 1 a rank, host or link is slow or loses packets, 3 unknown.
+
+    \b
+    Examples:
+      distbench preflight --nodes 2
+      distbench preflight --against last --verdict-out verdict
+    """,
+    "trace": """Measure steps and show their collectives.
+
+    This command is short for `distbench run --trace-paths`, followed by `distbench report --paths`. It has the options
+    of run.
+
+    \b
+    Example:
+      distbench trace llama_2d --quick
+    """,
+}
 # Commands whose function in cli/ has another name.
 FUNCTIONS = {
     "list": "list_command",
@@ -98,8 +122,8 @@ def under_new_names(words: Sequence[str]) -> list[str]:
     words = _of_former_gate(words)
     if words[:1] == ["signature"] and len(words) > 1 and words[1] not in SIGNATURE_WORDS:
         words = ["signature", "write", *words[1:]]
-    is_preflight = words[:1] == ["preflight"]
-    if words and words[0] in SHORT:
+    is_preflight = words[:1] == ["preflight"] and "--help" not in words
+    if words and words[0] in SHORT and "--help" not in words:
         words = [*SHORT[words[0]], *words[1:]]
     commands = [command for command in OLD_NAMES if tuple(words[: len(command)]) == command]
     renamed = {old: new for command in commands for old, new in OLD_NAMES[command].items()}
@@ -174,6 +198,10 @@ class CommandFiles(UserDict[str, Any]):
             self.data[name] = getattr(importlib.import_module(f"distbench.cli.{file}"), FUNCTIONS.get(name, name))
             # run, trace and preflight share one command.
             command: click.Command = self.data[name]
+            if name in SHORT_HELP:
+                command = self.data[name] = copy(command)
+                command.help = inspect.cleandoc(SHORT_HELP[name])
+                command.params = [each for each in command.params if name == "trace" or isinstance(each, click.Option)]
             for leaf in (command, *getattr(command, "commands", {}).values()):
                 if all(parameter.name != "color" for parameter in leaf.params):
                     leaf.params.append(color_option())

@@ -149,7 +149,7 @@ def _gpus_by_slurm(extra: Sequence[str]) -> tuple[str, int]:
     counts = slurm.gpus_per_node(extra)
     if counts is not None and len(counts) == 1 and "SLURM_JOB_ID" not in os.environ:
         (count,) = counts
-        say(f"distbench: the job requests GPUs, since nodes have {count} GPUs; --device cpu requests none", err=True)
+        say(f"distbench: the job requests GPUs, because nodes have {count} GPUs; --device cpu requests none", err=True)
         return "gpu", count
     # If Slurm does not respond, nodes may also have GPUs.
     if counts is None or counts:

@@ -50,7 +50,7 @@ def plan(
     \b
     Examples:
       distbench redistribute "S(0)S(1)" "S(1)S(0)" --shape 4096,4096 --mesh 2x4
-      distbench redistribute "S(0)R" "RS(1)" --shape 4096,4096 --mesh 2x8 --profile profiles/h100_8x_ib.json
+      distbench redistribute "S(0)" R --shape 64,64 --mesh tp=8 --profile p.json
       distbench redistribute --all-pairs --shape 1024,1024 --mesh 4x4
     """
     from distbench.launch.display import display_for

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 LIST_TIMEOUT_S = 600.0
 # Settings that an earlier run must share for the estimate of wall time.
 DECIDE_TIME = ("budget_s", "max_case_s", "max_samples", "iterations_per_sample", "check")
-MAX_REASON = 300  # characters
+MAX_REASON = 600  # characters: a wrong step has its likely cause and the fix at the end
 ONLY_LINKS = "{} needs scenario links, which {}; add links to the scenarios"
 # Parameters that do not change the measurement: --resume accepts them.
 LINK_OPTIONS = ("fail_on_outlier", "against", "expect", "verdict_out")
@@ -220,9 +220,9 @@ def run(
 ) -> None:
     """Measure scenarios: all cases of all their variants. Scenarios with the same number of ranks share one launch.
 
-    A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME. @NAME stands for the
-    scenarios and options of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this process joins
-    as a rank instead of starting ranks.
+    A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME. @NAME means the scenarios
+    and options of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this process joins as a rank
+    instead of starting ranks.
 
     --resume measures the missing cases of an interrupted run with the options of that run, and adds them to its file.
 
@@ -230,9 +230,9 @@ def run(
     Examples:
       distbench run llama_2d --quick
       distbench run cp_attention --set rotate=alltoall --mesh cp=4
-      distbench run redistribute --profile profile.json --set planners=greedy+calibrated+direct
+      distbench run redistribute --profile p.json --set planners=greedy+direct
       distbench run fsdp_knobs -k "plain or hybrid" --dry-run
-      distbench run --resume results/host-1a2b3c/20260101T120000Z-1a2b3c4d-llama_2d-0f.jsonl
+      distbench run --resume last
       distbench run llama_2d --mesh dp_shard=4,tp=4 --nodes 2 --launcher slurm
     """
     from distbench.launch import Request, jobs_of

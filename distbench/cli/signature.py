@@ -60,7 +60,7 @@ def write_signature(
 
     \b
     Examples:
-      distbench signature write llama_2d --mesh dp_shard=64,tp=8 -o llama_2d.signature
+      distbench signature write llama_2d --mesh dp_shard=64,tp=8 -o l.signature
       distbench signature write bench.py tp_mlp --quick --output-dir signatures
     """
     from distbench.judge.communication_signature import signatures_of
@@ -102,7 +102,7 @@ def check_signature(ctx: click.Context, base: Path, new: Path, output: OutputOpt
     \b
     Examples:
       distbench signature check signatures/llama_2d.signature new.signature
-      distbench signature check signatures new --github --write junit=signature.xml
+      distbench signature check signatures new --github --write junit=junit.xml
     """
     from distbench.judge.communication_signature import FORMS, compare
 

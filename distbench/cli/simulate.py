@@ -100,7 +100,7 @@ def simulate(
     \b
     Examples:
       distbench simulate llama3_8b --mesh dp_shard=128 --set batch=256
-      distbench simulate llama3_70b --mesh dp_shard=32,tp=8 --float8 'layers.*' --save 70b.jsonl
+      distbench simulate llama3_70b --mesh dp_shard=32,tp=8 --save 70b.jsonl
       distbench simulate --recording 70b.jsonl --hardware mine.json
       distbench simulate llama_2d --rank 0,3
       distbench simulate --against published

@@ -91,7 +91,7 @@ def sweep(
     \b
     Examples:
       distbench tune llama3_8b --world 64 --hardware h100
-      distbench tune llama3_70b --world 256 --hardware h100 --memory 80GB --price 2.50
+      distbench tune llama3_70b --world 256 --hardware h100 --memory 80GB
       distbench tune llama_2d --world 4
       distbench tune bench.py::mine --hardware h200 --around-my-plan
     """

@@ -228,7 +228,7 @@ def check_run_arguments(arguments: Sequence[str]) -> None:
     for option in (argument.partition("=")[0] for argument in arguments):
         if option in ("--out", "--results", "--runs", "--quiet"):
             leave = "give --results before --, or leave out this option"
-            raise UserError(f"{option} is not allowed after --, since ab sets this option; {leave}")
+            raise UserError(f"{option} is not allowed after --, because ab sets this option; {leave}")
 
 
 def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
@@ -375,7 +375,7 @@ def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> tuple[fl
     except OSError as error:
         raise UserError(f"--results {out} cannot be written ({error.strerror}); give another folder") from error
     earlier_files = set(run_files_in(folder))
-    # A side may have an older distbench, which knows only this older name.
+    # A side may have an older distbench, which accepts only this older name.
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:

@@ -379,8 +379,8 @@ def update(base: Path, new: Path) -> list[Path]:
                 target = stored.with_name(f"{stored.stem}.torch-{'.'.join(map(str, release(after.torch)))}{SUFFIX}")
         try:
             if target.exists() and not target.is_file():
-                raise UserError(f"{target} cannot be written, since the path is not a file; give another file")
-            # Bytes, since the old file may not be text.
+                raise UserError(f"{target} cannot be written, because the path is not a file; give another file")
+            # Bytes, because the old file may not be text.
             if not target.exists() or target.read_bytes() != text.encode():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(target, text)

@@ -1,7 +1,7 @@
 """`distbench compare`: compare two sides, measured or simulated, case by case.
 
 If both sides have several launches, the gate's engine gives verdicts without a tolerance. Two single launches get no
-verdict, since times differ between launches and an interval covers only the passes within a launch.
+verdict, because times differ between launches and an interval covers only the passes within a launch.
 """
 
 import math

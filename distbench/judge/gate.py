@@ -467,7 +467,9 @@ def gate(
     units = units_of((*baseline, *candidate))
     if options.floor_s and (other := next((unit for unit in units.values() if not unit.is_time), None)):
         unit_text = f"the unit {other.name}" if other.name else "no unit"
-        raise UserError(f"--floor-us is for times, and some numbers have {unit_text}; leave --floor-us out, or give --unit")
+        raise UserError(
+            f"--floor-us is for times, and some numbers have {unit_text}; leave --floor-us out, or give --unit"
+        )
     cases: list[CaseVerdict] = []
     measured: list[MeasuredCases] = []
     designs: list[str] = []

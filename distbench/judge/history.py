@@ -210,7 +210,7 @@ def judge_cases(
 
 
 def _by_commit(launches: Sequence[Launch]) -> list[int]:
-    """Return indexes by time, but all launches of a commit together, since `ab` alternates between commits."""
+    """Return indexes by time, but all launches of a commit together, because `ab` alternates between commits."""
     together: dict[tuple[Any, ...], list[int]] = {}
     for index, launch in enumerate(launches):
         commit = launch.facts.get("git_commit")
@@ -242,7 +242,8 @@ def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
         least = f"{num_launches} launches are too few to detect a change; {2 * MIN_LAUNCHES} are needed"
         return [few.format("a change") if alone and num_launches >= 2 * MIN_LAUNCHES else least]
     of_all = "" if math.isnan(shared) else f" ({100 * shared:.0f} % for the median of all cases)"
-    rule = f"penalty: a split is reported as a change if it explains more than {100 * points.own_share:.0f} % of a case's sum of squares"
+    share = f"{100 * points.own_share:.0f} % of a case's sum of squares"
+    rule = f"penalty: a split is reported as a change if it explains more than {share}"
     chance = f"{100 * LEVEL:g} % of permutations of the launches exceed this limit in at least one case"
     drift = [few.format("a change of all cases together")] if not alone and math.isnan(shared) else []
     return [f"{rule}{of_all}; {chance}", *drift]

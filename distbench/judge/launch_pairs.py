@@ -160,7 +160,7 @@ class Pairing:
     Args:
         baseline: indexes of the baseline's launches: one per pair, or all launches if unpaired.
         candidate: likewise for the candidate; pairs in the same order.
-        num_left_out: number of launches in no pair, since they have no neighbour on the other side.
+        num_left_out: number of launches in no pair, because they have no neighbour on the other side.
         refusal: the reason why launches are compared unpaired; "" if they alternated.
         is_disturbed: whether two launches of different sides ran at the same time.
         is_given: whether the user named the pairs; then the order within a pair is unknown.
@@ -188,7 +188,7 @@ def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
     sides = (baseline, candidate)
     if all(span.pair is not None for span in (*baseline, *candidate)):
         return _given_pairs(sides)
-    # A killed launch has no end time and is in no pair, since its overlap with other launches is unknown.
+    # A killed launch has no end time and is in no pair, because its overlap with other launches is unknown.
     timeline = sorted(
         (span.start, side, index) for side in (0, 1) for index, span in enumerate(sides[side]) if span.is_known
     )

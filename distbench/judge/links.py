@@ -245,7 +245,7 @@ def _of_hosts(links: LinkRun) -> Iterator[Effects]:
 def _of_host_links(links: LinkRun) -> Iterator[Effects]:
     """Compare hosts by nearly all links within a host; relative to an earlier run, also pairs of hosts by their links.
 
-    "Nearly all", since a single slow rank is part of half the links.
+    "Nearly all", because a single slow rank is part of half the links.
     """
     by_size = sorted(links.groups, key=lambda group: (group.quantity, group.size_bytes))
     for (quantity, _), groups in groupby(by_size, key=lambda group: (group.quantity, group.size_bytes)):
@@ -458,7 +458,7 @@ class LinkVerdict:
         num_passes: number of passes of the run.
         detectable: by quantity, the slowdown that is detected four times in five, as a ratio.
         why_not: the reason why nothing was compared, or "".
-        too_few: number and location of links that were omitted, since fewer than MIN_LIKE have this location.
+        too_few: number and location of links that were omitted, because fewer than MIN_LIKE have this location.
     """
 
     outliers: tuple[Outlier, ...]

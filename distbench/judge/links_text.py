@@ -171,7 +171,7 @@ def verdict_on(links: LinkRun, scenario: str = "links", since: str = "") -> Link
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
-    """Yield warnings about different hosts, versions or drivers of the earlier run, since ranks are compared by
+    """Yield warnings about different hosts, versions or drivers of the earlier run, because ranks are compared by
     number."""
     names = [list(dict.fromkeys(links.hosts)) if (links := link_run_of(side)) else [] for side in (earlier, run)]
     if names[0] != names[1]:

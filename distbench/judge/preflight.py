@@ -18,7 +18,8 @@ from distbench.spec.printable_text import count_text
 LEAST_SHARE = 0.7
 GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 WITHIN, BETWEEN = "within a host", "between hosts"
-EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNKNOWN": 3}  # The same codes as those of `gate --strict`: an unknown outcome is not a success.
+# The same codes as those of `gate --strict`: an unknown outcome is not a success.
+EXIT_CODES = {"PASS": 0, "FAIL": 1, "UNKNOWN": 3}
 METRIC = "distbench_preflight_host"
 
 

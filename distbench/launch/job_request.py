@@ -168,7 +168,7 @@ def _resolved(path: Path, option: str) -> Path:
 
 
 def hosts_of_ranks(num_ranks: int, joined: Joined | None) -> tuple[str, ...]:
-    """Return a name for each rank's host, known before ranks meet, since launchers number ranks host by host; () if
+    """Return a name for each rank's host, known before ranks meet, because launchers number ranks host by host; () if
     unknown."""
     ranks_per_host = {**os.environ, **joined.variables}.get("LOCAL_WORLD_SIZE", "") if joined else str(num_ranks)
     if not (ranks_per_host.isascii() and ranks_per_host.isdigit() and int(ranks_per_host)):
@@ -216,7 +216,7 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Seque
 def mesh_for(entry: Entry, given: Mapping[str, int] | None, device: str, joined: Joined | None) -> dict[str, int]:
     """Return the mesh of a job: the given mesh, else the scenario's mesh fitted to the number of ranks or devices.
 
-    A mesh dim that the scenario declares and --mesh omits has size 1, since a model's plan uses its name. Scenarios
+    A mesh dim that the scenario declares and --mesh omits has size 1, because a model's plan uses its name. Scenarios
     without a model omit such a mesh dim.
     """
     num_devices = device_count(device) if is_accelerator(device) else 0

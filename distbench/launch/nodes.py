@@ -31,7 +31,7 @@ OWN_COUNTS = "--nodes and --ranks-per-node set the number of nodes and ranks; le
 PORT, MAX_NAMED = 29500, 4
 # torchrun determines this node's rank from one of these options.
 _NODE_OPTIONS = ("node-rank", "rdzv-endpoint")
-# Seconds after which a waiting node prints a line, since torchrun waits for minutes without output.
+# Seconds after which a waiting node prints a line, because torchrun waits for minutes without output.
 TOLD_AFTER_S, POLL_S = 20.0, 0.5
 # The first line of Python's traceback; in a rank's traceback the rank's name precedes it.
 _TRACEBACK = "Traceback (most recent call last):"

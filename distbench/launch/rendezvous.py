@@ -184,7 +184,8 @@ TOLD_AFTER_S, CONNECT_S = 15.0, 3.0
 
 
 def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
-    """Return the launch with an address that resolves, since torch waits silently for an address that does not resolve.
+    """Return the launch with an address that resolves, because torch waits silently for an address that does not
+    resolve.
 
     If a Slurm node's name does not resolve, the name is replaced by the address that Slurm uses for the node.
 

@@ -78,7 +78,7 @@ class JobRecord:
         relaunches = self.num_attempts - 1
         not_run = f"{count_text(self.num_left or 0, 'case')} not run"
         if self.num_left and self._joined:
-            after = f"{not_run}, since distbench does not restart ranks of another launcher"
+            after = f"{not_run}, because distbench does not restart ranks of another launcher"
         elif self.num_left:
             after = f"{not_run} after {count_text(relaunches, 'relaunch', 'relaunches')}"
         elif relaunches:
@@ -317,7 +317,7 @@ def job_left_of(file: Path) -> Job:
     footer = run.footer or {}
     if footer.get("status") == "complete" and not footer.get("num_not_run"):
         cases_text = "its one case" if len(run.cases) == 1 else f"each of its {len(run.cases)} cases"
-        raise UserError(f"--resume {file}: no case is left to run, since {cases_text} has a row")
+        raise UserError(f"--resume {file}: no case is left to run, because {cases_text} has a row")
     if all(map(_was_cut_short, run.cases)):
         raise UserError(f"--resume {file}: this run has no finished case; run the scenario again without --resume")
     lines = file.read_text(encoding="utf-8").splitlines()

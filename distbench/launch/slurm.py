@@ -15,7 +15,7 @@ from distbench.spec.errors import INTERRUPTED
 from distbench.spec.file_io import unique_stem
 from distbench.spec.printable_text import count_text
 
-# Options of sbatch that distbench does not support, since it submits and follows one job; --chdir would move the
+# Options of sbatch that distbench does not support, because it submits and follows one job; --chdir would move the
 # results.
 NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}
 ONE_JOB = (
@@ -107,7 +107,7 @@ PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
 
 def slurm_script(launch: NodeLaunch) -> str:
     """Return the batch file. Each rank is a task of one srun. The ranks' rendezvous is at the first node's address,
-    since the node's name may not resolve on all nodes.
+    because the node's name may not resolve on all nodes.
 
     Raises:
         UserError: a word of --launcher-args has several lines.

@@ -31,7 +31,7 @@ MAX_ROWS = 40
 PRICED_NOTE = "Bytes and peak are the busiest rank's; peak is the size of local tensors before and after a step."
 DIRECT_NOTE = (
     "direct is priced as an all_to_all over each mesh dim that it crosses, one after the other. This is an estimate, "
-    "since the profile has no line for direct."
+    "because the profile has no line for direct."
 )
 ORDER_NOTE = "torch plans a given shard order by graph search, like min_cost, even if greedy is set."
 UNMEASURED_NOTE = "No profile was given, so calibrated uses torch's own constants, like min_cost."

@@ -129,8 +129,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
     """Map each line's `key` to the line.
 
-    A zero-fill without a line gets the line of its mesh dim's partition, which writes as much, since torch before 2.14
-    has no zero-fill to measure. A free zero-fill and a cut would replace the partition.
+    A zero-fill without a line gets the line of its mesh dim's partition, which writes as much, because torch before
+    2.14 has no zero-fill to measure. A free zero-fill and a cut would replace the partition.
     """
     by_key = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
     return by_key | {line.key: line for line in lines}
@@ -324,7 +324,7 @@ class MeshCost(Protocol):
         """Return whether payloads of uneven tensors include padding as sent; otherwise payloads are even shares."""
 
     def __hash__(self) -> int:
-        """Return a hash, since models are keys of caches."""
+        """Return a hash, because models are keys of caches."""
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
         """Return the seconds of a step, one of COLLECTIVES or LOCAL_OPS, over mesh dim number `mesh_dim`.
@@ -451,7 +451,7 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
         (measured.held_out if params["held_out"] else measured.fitted).append(sample)
     if not by_key:
         raise UserError(f"{run.path} has no calibration; measure with distbench calibrate")
-    # Samples over the whole mesh, whose name is no mesh dim's, come last.
+    # Samples over the whole mesh, whose name is not that of a mesh dim, come last.
     rank = {name: number for number, name in enumerate(run.header["job"]["mesh"])}
 
     def place(steps: MeasuredSteps) -> tuple[int, str, bool, str]:

@@ -64,7 +64,7 @@ class Exchange:
 
     @cached_property
     def copied(self) -> list[int]:
-        """Number of elements that each position copies or adds: non-contiguous boxes, boxes that stay, all parts."""
+        """Number of elements that each position copies or adds: non-contiguous boxes, boxes that remain, all parts."""
         boxes = _overlaps(self.before[self.senders], self.after[self.receivers])
         packed = np.flatnonzero(~_are_contiguous(boxes, self.before[self.senders]))
         # A box that goes to several receivers is packed once.

@@ -131,7 +131,7 @@ class Move:
         return (self.source_dim > 0) + (self.target_dim > 0)
 
 
-# (next state, move, mask of the bits that stay pending, bit that may become pending, entry)
+# (next state, move, mask of the bits that remain pending, bit that may become pending, entry)
 Edge = tuple[int, int, int, int, int]
 Kind = int | tuple[int, ...]
 NOTHING_ENTERED = -1

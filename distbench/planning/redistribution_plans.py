@@ -48,7 +48,7 @@ def _fastest(predicted_s: Mapping[str, float]) -> str | None:
     return next((name for name, value in predicted_s.items() if value <= limit), None)
 
 
-# Above this many ranks no exchange is planned, since planning time grows with the square of ranks.
+# Above this many ranks no exchange is planned, because planning time grows with the square of ranks.
 MAX_DIRECT_RANKS = 512
 
 

@@ -91,7 +91,7 @@ class StepPrice:
     payload_bytes: int  # the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy
     sent_bytes: int  # by the ring algorithm
     # Its local tensors before and after the step, together; for a zero-fill also the zeros that the shard is added to,
-    # since torch adds out of place.
+    # because torch adds out of place.
     held_bytes: int
     is_collective: bool  # whether ranks communicate (over a mesh dim of one rank they do not)
 
@@ -253,10 +253,10 @@ class Bounds(dict[int, int]):
     the target's mesh dims shard.
 
     A bound ignores the sharded tensor dims and their shard orders. The target's mesh dims count as sharding from the
-    start, and so do mesh dims that a zero-fill may release at any time, here at no cost. Every real path maps to an
-    abstract path that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is admissible and
-    consistent. Bytes are unpadded shares, since padding depends on the ignored tensor dim and could exceed the bytes of
-    the cheapest path.
+    start. Mesh dims that a zero-fill may release at any time count as sharding too, here at no cost. Every real path
+    maps to an abstract path that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is
+    admissible and consistent. Bytes are unpadded shares, because padding depends on the ignored tensor dim and could
+    exceed the bytes of the cheapest path.
     """
 
     def __init__(self, pricing: Pricing, target: int) -> None:

@@ -44,7 +44,9 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
         # wraps.
         modules = () if value == "none" else checkpointable(plan)
         if not modules and value != "none":
-            raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave plan.checkpoint out")
+            raise UserError(
+                "plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave plan.checkpoint out"
+            )
         return replace(plan, checkpoint=modules, checkpoint_context=None)
     if name == "compile":
         # The modules that the plan compiles, or else the modules that it checkpoints or that FSDP wraps, or else the
@@ -71,6 +73,13 @@ def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
     """Return patterns of the modules that `plan.checkpoint=full` checkpoints."""
     wrapped = plan.fsdp.wrap if plan.fsdp is not None else ()
     return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
+
+
+def without_idle_tp(plan: ParallelPlan, mesh: Mapping[str, int]) -> ParallelPlan:
+    """Return the plan, without tensor parallel if the mesh has one rank along the mesh dims of tensor parallel."""
+    if any(mesh.get(name, 1) > 1 for name in plan.tp_dims):
+        return plan
+    return replace(plan, tp=None, shard_params={}, loss_parallel=False)
 
 
 def mesh_dims_of(plan: ParallelPlan) -> list[str]:

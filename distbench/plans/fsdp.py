@@ -51,7 +51,7 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
 
     if plan.offload is not None and not is_accelerator(context.device.type):
         raise Skipped(
-            "CPU offload needs an accelerator, since the shards of a CPU run are in host memory; use --device "
+            "CPU offload needs an accelerator, because the shards of a CPU run are in host memory; use --device "
             f"{ANY_ACCELERATOR}"
         )
     if plan.gather_extension is not None:

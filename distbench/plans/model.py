@@ -369,7 +369,7 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
 
 
 def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str) -> None:
-    """Raise UserError if two parameters replace a shared parameter, since values and gradients would differ."""
+    """Raise UserError if two parameters replace a shared parameter, because values and gradients would differ."""
     holders: dict[str, str] = {}
     for was in first.values():
         other_name = holders.setdefault(names[was], was)

@@ -31,7 +31,7 @@ def own_units(model: nn.Module) -> set[str]:
     """Return the names of the modules whose classes a transformers model lists in `_no_split_modules`.
 
     Modules that share a parameter with an outside module (embeddings that are also the output layer) are left out,
-    since FSDP2 would need both in one unit, the root.
+    because FSDP2 would need both in one unit, the root.
 
     Raises:
         UserError: the model lists no class.

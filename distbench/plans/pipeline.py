@@ -160,7 +160,7 @@ def local_stages(
     assert pipeline is not None
     position, size = context.index((pipeline.mesh_dim,))
     num_stages = size * pipeline.stages_of_a_rank
-    # Tensors without values must stay on the meta device: copies could not be given memory.
+    # Tensors without values must remain on the meta device: copies could not be given memory.
     with with_values_again():
         stages = [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)]
         check_split(model, stages)

@@ -287,7 +287,7 @@ class TrainingStep:
             return batch
         batch = mapped(batch, lambda _, tensor: tensor.clone())
         dims = self.batch.sequence_dims_of(plan)
-        # Targets stay whole if the output is gathered.
+        # Targets remain whole if the output is gathered.
         target_name = "1" if plan.unshard_output and self._scenario.loss is not None else None
         shared = [(tensor, dims[name]) for name, tensor in tensors_of(batch) if name in dims and name != target_name]
         entered.enter_context(sequence_sharded(self.model, plan, self._context, shared))
@@ -449,10 +449,10 @@ class UserStep(TrainingStep):
         return torch.stack(losses).mean()
 
     def optimize(self) -> None:
-        """Do nothing, since the step runs its optimizers."""
+        """Do nothing, because the step runs its optimizers."""
 
     def restart(self) -> None:
-        """Restore the initial parameters, and make new optimizers, since a step may depend on optimizer state."""
+        """Restore the initial parameters, and make new optimizers, because a step may depend on optimizer state."""
         super().restart()
         self._make_optimizers()
 
@@ -619,7 +619,7 @@ class ForwardStep(TrainingStep):
         return ("forward",)
 
     def forward(self, stamp: Stamp = lambda: None, is_whole: bool = False) -> torch.Tensor:
-        """Return the output of this rank's part of the batch; the output stays sharded unless `is_whole`."""
+        """Return the output of this rank's part of the batch; the output remains sharded unless `is_whole`."""
         with forward_alone(self._context.device), contextlib.ExitStack() as entered:
             self._provide_cache()
             batch = self._own_sequence(self.microbatches[0], entered)
@@ -666,7 +666,7 @@ class ForwardStep(TrainingStep):
             empty = next((tensor for _, tensor in tensors_of(inputs) if not tensor.numel()), None)
             if empty is not None:
                 raise UserError(
-                    f"{name} gets {shape_text(empty.shape)}, a part of the sequence without a token, since there are "
+                    f"{name} gets {shape_text(empty.shape)}, a part of the sequence without a token, because there are "
                     "fewer tokens than ranks; leave sequence parallel out of the plan for one token (decode)"
                 )
 

@@ -30,13 +30,14 @@ class OpenedCase:
     # Fields of `counters` that are available only after the timed iterations
     after: Callable[[], dict[str, Any]] = dict
     trace: Traceable | None = None  # traces the case's communication; None if not traceable
-    stays_open: bool = False  # whether the case may stay open between passes while other cases run
+    stays_open: bool = False  # whether the case may remain open between passes while other cases run
     # Memory of an open case, equal on all ranks. It is set if the memory is small and one iteration is enough warm-up.
     # None means the size of the parameters.
     held_bytes: int | None = None
-    pause: Callable[[], None] = lambda: None  # called before other cases run while this case stays open
+    pause: Callable[[], None] = lambda: None  # called before other cases run while this case remains open
     resume: Callable[[], None] = lambda: None  # called before this case runs again
-    warm_ups: int | None = None  # number of discarded iterations before the first sample; None for the number in the settings
+    # number of discarded iterations before the first sample; None for the number in the settings
+    warm_ups: int | None = None
     starts_on: Any = None  # the group whose devices start each sample together; None if the hosts start together
 
 

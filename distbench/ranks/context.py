@@ -14,7 +14,7 @@ from distbench.planning.cost_profile import Profile, load_profile, profile_on
 from distbench.ranks.device import ends_within
 from distbench.spec import Job, UserError
 
-GROUP_WORKS_S = 30.0  # also for a first collective, which creates a communicator
+GROUP_WORKS_S = 30.0  # seconds, long enough for a first collective, which creates a communicator
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def one_line(error: BaseException) -> str:
     try:
         first = str(error).strip().partition("\n")[0]
     except Exception as of_its_own:
-        first = f"the message cannot be shown, since formatting raises {type(of_its_own).__name__}"
+        first = f"the message cannot be shown, because formatting raises {type(of_its_own).__name__}"
     first = first if len(first) <= MAX_MESSAGE else f"{first[:MAX_MESSAGE]} ... ({len(first):,} characters)"
     # Lone surrogates cannot be written to files or terminals.
     first = first.encode("utf-8", "backslashreplace").decode()

@@ -87,7 +87,7 @@ def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
 
 
 def _require_own_names(rank_jobs: Sequence[GivenToRank]) -> None:
-    """Raise UserError for different hosts with one name, since clocks and links would be treated as on one host."""
+    """Raise UserError for different hosts with one name, because clocks and links would be treated as on one host."""
     first_ranks: dict[str, int] = {}
     for rank, rank_job in enumerate(rank_jobs):
         first = first_ranks.setdefault(rank_job.host, rank)
@@ -261,7 +261,7 @@ def join_logs(job: Job, hosts: Sequence[str], gather: Gather) -> list[str]:
 
 
 def _move(folder: Path, target: Path) -> None:
-    """Move the folder; after a failure, the folder stays."""
+    """Move the folder; after a failure, the folder remains."""
     if folder == target or target.exists():
         return
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Measurement of one call: warm-up, an untimed barrier, stamps around the call, and the slowest rank per sample.
 
-Every rank runs the same number of iterations, since all ranks decide from the same gathered stamps. On accelerators, a
-barrier of the hosts is not enough: each sample would contain the skew after the barrier and each host's launch time.
+Every rank runs the same number of iterations, because all ranks decide from the same gathered stamps. On accelerators,
+a barrier of the hosts is not enough: each sample would contain the skew after the barrier and each host's launch time.
 Therefore communicating calls start after a collective of the devices (`DeviceStart`).
 """
 
@@ -102,7 +102,9 @@ class DeviceStart:
 
 
 def _delay_s(device: torch.device) -> float:
-    """Return a device's seconds for one delay. The first of two delays is discarded, since it also allocates memory."""
+    """Return a device's seconds for one delay. The first of two delays is discarded, because it also allocates
+    memory.
+    """
     clock = EventClock(device)
     delay(device, 1)
     clock.stamp()

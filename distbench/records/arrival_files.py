@@ -87,7 +87,9 @@ def read_arrivals(paths: Iterable[Path]) -> list[CollectiveTimes]:
             raise UserError(f"{file} and {dumps[number][0]} are both files of rank {number}; give one file per rank")
         dumps[number] = (file, content)
     if dumps and inspected:
-        raise UserError(f"{inspected[0][0]} is a file of NCCL Inspector, but other files are of Flight Recorder; give files of one tool")
+        raise UserError(
+            f"{inspected[0][0]} is of NCCL Inspector, but others are of Flight Recorder; give files of one tool"
+        )
     groups = _of_flight_recorder(dumps) if dumps else _of_inspector(inspected)
     return [group for group in groups if group.num_ranks > 1]
 
@@ -110,7 +112,7 @@ def _content(file: Path) -> dict[str, Any] | list[Any]:
             return [parse_json(line) for line in data.splitlines() if line.strip()]
         else:
             dump = parse_json(data, json.JSONDecoder())  # nanoseconds since the epoch exceed MAX_COUNT
-    except Exception as error:  # bytes that are no pickle raise errors of many types
+    except Exception as error:  # bytes that are not a pickle raise errors of many types
         raise _unknown(file, str(error) or type(error).__name__) from error
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise _unknown(file, "it has no entries")

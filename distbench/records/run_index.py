@@ -200,7 +200,7 @@ def open_index(results: Path, columns: NumberColumns, progress: Callable[[str], 
         return RunIndex(database, results, columns, progress)
     except sqlite3.Error as error:
         if error.sqlite_errorname.startswith("SQLITE_BUSY"):
-            why = "another distbench site is writing the index; run the command again when the other command has finished"
+            why = "another distbench site is writing the index; run the command again later"
             raise UserError(f"index {path} is locked: {why}") from error
         raise UserError(f"index {path} cannot be used ({error}); delete this file and run the command again") from error
 

@@ -193,7 +193,7 @@ def part_of(
 
 
 def _summand(full: torch.Tensor, num_parts: int, part: int) -> torch.Tensor:
-    """Return a summand: parts 1 and 2, 3 and 4, ... cancel, so that partial sums stay small; part 0 is the rest."""
+    """Return a summand: parts 1 and 2, 3 and 4, ... cancel, so that partial sums remain small; part 0 is the rest."""
     num_pairs = num_parts // 2
     pair = (part + 1) // 2 if part else num_pairs
     noise = 1 + tagged(full.shape, full.dtype, max(num_pairs, MIN_PART_PERIOD), pair)

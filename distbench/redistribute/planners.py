@@ -103,7 +103,7 @@ def planned_redistribution(
     native: bool,
     known_planning_s: tuple[float, float] | None = None,
 ) -> Iterator[PlannedRedistribution]:
-    """Plan a DTensor's redistribution by a planner of torch or distbench, which stays active until the case has been
+    """Plan a DTensor's redistribution by a planner of torch or distbench, which remains active until the case has been
     timed.
 
     `native` runs all-to-alls unchanged on CPU; `known_planning_s` is an earlier measurement of planning. Raises

@@ -134,7 +134,7 @@ def figures_in(contents: Contents) -> Figures:
 # The top of a report: runs and machines, cases that are not ok, and the use of each run's time.
 
 NOT_OK_TITLE = "NOT OK"
-MAX_CASES, MAX_ERROR, MAX_BUSY = 40, 400, 4
+MAX_CASES, MAX_ERROR, MAX_BUSY = 40, 600, 4
 # A load per CPU above this before the run means that another program ran.
 BUSY_PER_CPU = 0.5
 CASE_COLUMNS: TableColumns = (
@@ -270,7 +270,7 @@ def _warnings_of(run: Run) -> Iterator[str]:
 
 # The summary, with a few lines per scenario: runs, findings, uncertainty, and the next command.
 
-MAX_REASON, MAX_RUNS = 200, 20
+MAX_RUNS = 20
 
 
 def summary(contents: Contents, report: str = "") -> list[Block]:
@@ -315,10 +315,10 @@ def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
     failed, status = [], status_of(run)
     if status != "complete":
         message = _message(run) or "the finished cases count"
-        failed.append(f"NOT COMPLETE: {status}: {shorten(message, MAX_REASON)}")
+        failed.append(f"NOT COMPLETE: {status}: {shorten(message, MAX_ERROR)}")
     if bad := _cases_with([reported], NOT_OK):
         more = f"; {len(bad) - 1} more" if len(bad) > 1 else ""
-        reason = shorten(str(bad[0].get("error") or "no reason is recorded"), MAX_REASON)
+        reason = shorten(str(bad[0].get("error") or "no reason is recorded"), MAX_ERROR)
         failed.append(f"NOT OK: {bad[0]['case']['id']} is {bad[0]['status']}: {reason}{more}")
     sections = dict.fromkeys((*FIRST_ON_SCREEN, *SECTIONS))
     lines = [line for section in sections for line in section.headline(reported)]

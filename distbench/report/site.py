@@ -175,7 +175,7 @@ def write_site(
 
     Args:
         is_chosen: whether a case id is included.
-        num_run_pages: number of newest launches per group whose report page is written. Pages of earlier sites stay.
+        num_run_pages: number of newest launches per group whose report page is written. Pages of earlier sites remain.
 
     Raises:
         UserError: the folder has files that distbench did not write or cannot be written, or no case is measured.

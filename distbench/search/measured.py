@@ -35,7 +35,8 @@ from distbench.spec.printable_text import count_text
 
 FILE = "sweep.json"
 KEPT_SHARE, NUM_FINAL = 3, 4  # One plan of three continues. The last round has at most this many plans.
-SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # The share of the budget for the first round, and of the remaining budget for the last round.
+# The share of the budget for the first round, and of the remaining budget for the last round.
+SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5
 ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
 LEAST_CHANGES, SOONEST = 2, ("plan.mixed_precision", "plan.reshard_after_forward")
 # Time of a plan of the last round in addition to timed steps (open, check, trace), in screened plans.
@@ -256,7 +257,7 @@ class Rounds:
         if state.num_reused is not None:
             state.num_reused += run_file is not None
         if run_file is None:
-            # A separate display, since each round counts its cases from 0.
+            # A separate display, because each round counts its cases from 0.
             with display_for(f"{job.scenario}, {ROUNDS[number]}", self._quiet) as display:
                 outcome = launch_on(ranks, job, display)
             state.interrupted = outcome.status == "interrupted"

@@ -5,7 +5,7 @@ one at a time. With --around-my-plan, only neighbours of the plan as written are
 recorded with all layers.
 
 Before that, a step is recorded with few layers. Time and live bytes at the peak grow linearly in layers, to 1 %.
-Reserved memory grows more slowly, since free blocks are a smaller share of more layers.
+Reserved memory grows more slowly, because free blocks are a smaller share of more layers.
 """
 
 import math
@@ -40,7 +40,8 @@ from distbench.spec.printable_text import count_text
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
 SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # number of best plans whose changes are tried
-NUM_WHOLE, MAX_WHOLE = 3, 8  # The best plans are recorded with all layers until 3 plans fit; at most 8 plans are recorded.
+# The best plans are recorded with all layers until 3 plans fit; at most 8 plans are recorded.
+NUM_WHOLE, MAX_WHOLE = 3, 8
 AT_ONCE = 8
 SEARCH_SHARE = 0.6  # Share of the budget; the rest of the time is for recording all layers.
 MESH_SHARE = 0.5  # Share of the candidates; further meshes are tried after all changes of better meshes.
@@ -191,7 +192,7 @@ class Predictor:
             yield result
 
     def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
-        """Yield outcomes of candidates that all fail with few layers, since a plan may include layers beyond them."""
+        """Yield outcomes of candidates that all fail with few layers, because a plan may include layers beyond them."""
         self._few_layers_work = True
         first, *others = (candidate for candidate, _ in failed)
         ((_, outcome),) = self._answers([first], whole=True)
@@ -347,7 +348,7 @@ def other_work(first: Prediction, other: Prediction) -> str:
 def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
     """Record the best plans with all layers, two at a time, until enough plans are known to fit.
 
-    Times of all plans stay extrapolated from few layers.
+    Times of all plans remain extrapolated from few layers.
     """
     num_tried = 0
     while num_tried < MAX_WHOLE:

@@ -95,7 +95,7 @@ class Space:
 
     @cached_property
     def _all_meshes(self) -> list[Candidate]:
-        # Declared mesh dims stay in order, and each mesh dim of the plan is inserted before its first successor in
+        # Declared mesh dims remain in order, and each mesh dim of the plan is inserted before its first successor in
         # MESH_DIMS: torch accepts several mesh dims, as of hybrid sharding, in the mesh's order only.
         names = list(self.declared)
         for name in reversed(MESH_DIMS):

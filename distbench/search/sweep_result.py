@@ -438,7 +438,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
             notes.insert(0, "warning: the sweep was interrupted; --reuse continues it")
         elif not state.final:
             unchecked = (
-                "warning: the recommended plan is unchecked, since no plan of the last round, which checks results, "
+                "warning: the recommended plan is unchecked, because no plan of the last round, which checks results, "
                 "is correct"
             )
             notes.insert(0, unchecked)

@@ -7,7 +7,7 @@ that backward needs.
 float8: torchao's tensorwise dynamic scaling of linear layers. Every matmul of the chosen modules is done in float8.
 Each input tensor is first cast: A kernel finds the largest element (in compiled code, the kernel that made the tensor).
 Then the tensor is read and a float8 copy is written, once for all matmuls that read the tensor. The inputs of a
-weight's gradient are copied once more, transposed, since float8 matmuls support one layout only. FSDP gathers weights
+weight's gradient are copied once more, transposed, because float8 matmuls support one layout only. FSDP gathers weights
 in float8, so weights are cast in their shards, which takes no time here. Tensor parallel also casts before gathers
 (torchao's Float8ColwiseParallel, Float8RowwiseParallel and PrepareFloat8ModuleInput), which halves the bytes. Here, its
 casts and its memory are still those of the whole tensor. Tensors kept for backward do not change: torchao keeps the

@@ -217,7 +217,7 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
         raise UserError(f"{of_operators.path} has no all_gather of all {ranks}; measure with distbench calibrate")
     steps, hosts = _measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
-    # Neighbours come first, since a group on fewer hosts has fewer plus signs in its shape.
+    # Neighbours come first, because a group on fewer hosts has fewer plus signs in its shape.
     in_order = sorted(
         (kind, size, shape.count("+"), shape, points) for (kind, size, shape), points in collectives.items()
     )

@@ -20,7 +20,7 @@ from distbench.spec.printable_text import count_text
 BASE = "--base"
 WITHIN, ACROSS, PEER, RING = "node", "network", "peer", "ring"
 SUFFIX = "-measured-links"
-# Figures of a level, each with the cost of a line that gives it; rates are reciprocals.
+# Figures of a level, each with the cost of a line from which it follows. Rates are reciprocals of costs.
 LEVELS: Mapping[str, Mapping[str, str]] = {
     WITHIN: {"node_bytes_per_s": "per_byte_s", "node_base_s": "base_s"},
     ACROSS: {"network_bytes_per_s": "per_byte_s", "network_base_s": "base_s", "network_hop_s": "per_message_s"},
@@ -61,8 +61,8 @@ def write_links(
 
     Args:
         record: of `base`, as from `base_hardware`; it is changed.
-        devices_per_node: replaces the base's; None keeps it.
-        num_ranks: of the largest run.
+        devices_per_node: replaces the number of the base; None keeps that number.
+        num_ranks: number of ranks of the largest run.
 
     Raises:
         UserError: no collective can be fitted, the base contradicts the files, or a figure is out of range.
@@ -144,7 +144,7 @@ def _replace_figures(record: dict[str, Any], base: Hardware, groups: Sequence[Gr
             costs.pop("network_hop_s", None)
         elif len(hops) == 1:
             costs |= _split(line, hops.pop(), base)
-            source += f"; base and hop, measured together, are split as in {base.name}"
+            source += f"; base and hop were measured together and are divided as in {base.name}"
         for name, cost in costs.items():
             value = short(1 / cost if name.endswith("bytes_per_s") else cost)
             record["figures"][name] = {"value": value, "basis": "measured", "source": source}
@@ -159,7 +159,7 @@ def _fit(level: str, of_level: Sequence[GroupTimes], files: str) -> Line:
     except ValueError as error:
         raise UserError(f"{files} cannot be fitted ({error}); measure more sizes") from error
     if not line.per_byte_s:
-        raise UserError(f"{files}: times do not rise with the size, so no bandwidth follows; measure larger sizes")
+        raise UserError(f"{files}: times do not increase with the size, so there is no bandwidth; measure larger sizes")
     return line
 
 

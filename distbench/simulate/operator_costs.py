@@ -243,7 +243,7 @@ def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
         )
     if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):
         sentences.append(
-            "the measured step may be shorter, since a CPU reduces DDP's buckets during backward, not after"
+            "the measured step may be shorter, because a CPU reduces DDP's buckets during backward, not after"
         )
     beyond: dict[str, float] = defaultdict(float)
     total = 0.0

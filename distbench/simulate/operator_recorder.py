@@ -71,9 +71,12 @@ OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_
 # FlashAttention-2's backward temporarily holds dQ in fp32 and one number per row of the softmax.
 WORKSPACE_BYTES = 4
 WRAPS = "_wrap_tensor_autograd"  # a collective's result under another tensor, without waiting for it
-WAITS_ITSELF = "shard_dim_alltoall"  # DTensor's all-to-all returns after it has arrived: its caller does not wait
+# DTensor's all-to-all returns after the data has arrived, so its caller does not wait.
+WAITS_ITSELF = "shard_dim_alltoall"
 CPU = torch.device("cpu")
-PINNED = "pin_memory"  # copies from it to the device may continue while the host does; without a device, any memory
+# Copies from pinned memory to the device may continue while the host continues. Without a device, any memory counts as
+# pinned.
+PINNED = "pin_memory"
 
 
 class Streams:
@@ -135,7 +138,7 @@ class SimStream:
         self._of.on_event(HostWaited(self.number))
 
     def is_capturing(self) -> bool:
-        """Return False, since no graph is captured; optimizers of torch 2.15 check this in each step."""
+        """Return False, because no graph is captured. Optimizers of torch 2.15 call this in each step."""
         return False
 
     def __enter__(self) -> "SimStream":
@@ -172,7 +175,7 @@ class SimEvent:
         STREAMS.current.synchronize()
 
     def query(self) -> bool:
-        """Return True, since no time passes while a step is recorded."""
+        """Return True, because no time passes while a step is recorded."""
         return True
 
 
@@ -328,7 +331,7 @@ def _bytes_touched(
 
 
 class _HostCopy(NamedTuple):
-    """A copy between host and device; `blocks` means that the host waits until it has arrived."""
+    """A copy between host and device. `blocks` is whether the host waits until the copy has arrived."""
 
     kind: str
     num_bytes: int
@@ -336,9 +339,8 @@ class _HostCopy(NamedTuple):
 
 
 def _copied_over_host_link(func: Any, args: Any, kwargs: Any, out: Any) -> _HostCopy | None:
-    """Return the copy between host and device that an operator is, or None.
-
-    The host waits for it unless it is non_blocking and the host's memory is pinned, as torch's results on the host are.
+    """Return the copy if an operator copies between host and device, else None. The host waits for the copy, unless the
+    copy is non_blocking and the host's memory is pinned. torch's results on the host are pinned.
     """
     name = f"{func.namespace}::{func.overloadpacket.__name__}"
     if name not in ("aten::_to_copy", "aten::copy_"):
@@ -416,7 +418,7 @@ class ReducersOnHost:
         return replaced(self, "_count", True)
 
     def run(self, func: Any, args: Any, kwargs: Any, record: Callable[[Any, Any, Any], Any]) -> Any:
-        """Run an operator with values if on count tensors; otherwise `record` the operator."""
+        """Run an operator on count tensors with values. `record` any other operator."""
         if not self._are_there:
             return record(func, args, kwargs)
         if func.namespace == "c10d":
@@ -637,7 +639,7 @@ class Recorder:
                 STREAMS.current.wait_event(event)
             return out
         call = call_of(func, args, kwargs)
-        # Evaluated before the run, while the outputs have no owner.
+        # This is evaluated before the run, while the outputs have no owner.
         tracker = self.tracker
         communication = tracker.communication(call, tracker.issue_context()) if tracker and call else None
         self.use(tensors)

@@ -123,7 +123,7 @@ def recorded(
                 step = _built(scenario, context, built, shapes, values, recorder)
                 differing, busier = differing_ranks(step, batch.first, context), busier_ranks(step, context)
                 _run(step, context, shapes, values, recorder)
-                phases = step.phases  # the phases of the user's own step are known after its run
+                phases = step.phases  # The phases of the user's own step are known only after the step has run.
                 pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
                 if unused := sorted({*(assume or {})} - values.used):
                     raise UserError(
@@ -169,7 +169,7 @@ def _one_sentence_errors() -> Iterator[None]:
     except Exception as error:
         untested = f" ({outside})" if (outside := outside_of_support(torch.__version__)) else ""
         raise UserError(
-            f"it cannot be simulated, since its step raises {one_line_and_place(error)}{untested}"
+            f"it cannot be simulated, because its step raises {one_line_and_place(error)}{untested}"
         ) from error
 
 
@@ -230,8 +230,8 @@ def _blocks(recorder: Recorder, tree: Any, kind: str) -> dict[int, str]:
 def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> tuple[int, ...]:
     """Return ranks whose step may differ from rank 0's through smaller or no shards, or another part of the sequence.
 
-    These are the last ranks along each mesh dim with differing ranks, which have the least work, or for causal
-    attention the most.
+    These are the last ranks along each mesh dim with differing ranks. They have the least work, or for causal attention
+    the most work.
 
     Args:
         inputs: inputs of the global batch, (batch, sequence, ...).
@@ -270,7 +270,7 @@ def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]
 
 
 def _cuts_of_parameters(step: TrainingStep) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield ranks along a mesh dim, and the length that the ranks split."""
+    """Yield the ranks along a mesh dim, and the length that these ranks split."""
     for parameter in step.model.parameters():
         placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
         # In the order of splits of a tensor dim: FSDP2, whose mesh dim is outer, cuts TP's shards.

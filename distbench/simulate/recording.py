@@ -36,7 +36,7 @@ MAX_WORLD_SIZE = 65_536  # as for --mesh
 # Kinds of operators, which determine their time.
 MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attention_backward", "memory"
 COPIES = TO_DEVICE, TO_HOST = "to_device", "to_host"  # between the host's memory and the device's
-ON_HOST = "on_host"  # the host runs it, and issues nothing else meanwhile
+ON_HOST = "on_host"  # The host runs this operator, and issues nothing else in the meantime.
 # Content of a block of memory.
 HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fsdp", "activations", "backward", "other")
 SCHEDULE = "schedule"  # the phase of a pipeline in which forward and backward alternate
@@ -390,7 +390,7 @@ def _damaged(path: Path, number: int, wrong: str) -> UserError:
 
 
 class RecordedSteps(NamedTuple):
-    """Recordings of the ranks of each variant of a job, or by label the reason why a variant has none."""
+    """The recordings of the ranks of each variant of a job, or by label the reason why a variant has no recording."""
 
     recordings: list[Recording]
     left_out: dict[str, str]

@@ -55,7 +55,7 @@ def _ranks(ranks: Sequence[Simulation]) -> Table:
         ("reserved", lambda simulation: size_text(simulation.memory.reserved_bytes)),
         ("alive", lambda simulation: size_text(simulation.memory.live_bytes)),
     )
-    notes = ["the step time is the slowest rank's; every other rank equals a rank of this table"]
+    notes = ["the step time is that of the slowest rank; every other rank equals a rank of this table"]
     return table_of("ranks of the pipeline" if is_pipeline else "ranks that differ", columns, ranks, notes)
 
 
@@ -131,7 +131,7 @@ def _memory_warning(simulation: Simulation) -> list[str]:
     if memory.out_of_memory is not None:
         missing = size_text(memory.out_of_memory)
         return [
-            f"warning: out of memory, since the step does not fit into {capacity}; an allocation of {missing} fails"
+            f"warning: out of memory, because the step does not fit into {capacity}; an allocation of {missing} fails"
         ]
     if memory.num_retries:
         times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
@@ -205,7 +205,7 @@ def _memory(simulation: Simulation) -> Table:
     mode = "expandable_segments:True" if simulation.expandable else "its default settings"
     note = (
         f"the allocator, with {mode}, rounds this up to {size_text(memory.allocated_bytes)} and reserves "
-        f"{size_text(memory.reserved_bytes)}, since streams share no pool and free blocks may be too small"
+        f"{size_text(memory.reserved_bytes)}, because streams share no pool and free blocks may be too small"
     )
     return capped(Table("alive at the peak", ("<what", "bytes"), rows, [note]), MAX_ROWS + 4, "more: --format json")
 

@@ -1,7 +1,7 @@
 """Scenarios and jobs as plain data. This package does not import torch: distbench discovers scenarios by parsing their
 source.
 
-Names are imported on first use, since no command needs all of them.
+Names are imported on first use, because no command needs all of them.
 """
 
 import importlib

@@ -10,7 +10,8 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json
 
 UNIFORM = "uniform"
-# A list has the number of times of each choice, or UNIFORM. A number is the value that code reads, or a mask's share.
+# A list contains how often each choice is made; UNIFORM means equally often. A number is the value that code reads, or
+# the share that a mask keeps.
 Assumption = str | float | list[float]
 
 

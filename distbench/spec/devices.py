@@ -1,7 +1,7 @@
 """The types of device on which ranks compute. This module does not import torch; ranks/device.py has the calls to
 torch.
 
-torch uses the name "cuda" for ROCm's devices too, and so does distbench; torch's build determines the platform.
+Like torch, distbench uses the name "cuda" for ROCm's devices too. torch's build determines the platform.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class DeviceType:
         scales_sums: whether the backend can scale values in a reduction (NCCL's ncclRedOpCreatePreMulSum).
         waits_on_host: whether the host waits for a collective's end; otherwise a stream waits.
         variables: environment variables that change measurements, for the run file's header.
-        families: prefixes of further variables, since libraries add variables with each version.
+        families: prefixes of further variables, because libraries add variables with each version.
         visible: environment variables that list the devices of a process.
         listers: commands that list the devices; the first installed command is used.
         files: patterns of files, one file per device, if no lister is installed; a file that contains "0" does not

@@ -71,7 +71,7 @@ def opened(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Itera
         UserError: the file is not regular, too big, or not readable.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116 - before opening, since opening a pipe waits for a writer
+        status = os.stat(path)  # noqa: PTH116 - before opening, because opening a pipe waits for a writer
         if not stat.S_ISREG(status.st_mode):
             kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(status.st_mode)), "not a regular file")
             raise UserError(f"{label} {path} cannot be read: it is {kind}; give a file")
@@ -137,7 +137,7 @@ def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
 
 
 def _require_sane(value: Any) -> None:
-    """Reject infinite numbers and deep nesting. The check is a loop over levels, since recursion fails for deep
+    """Reject infinite numbers and deep nesting. The check is a loop over levels, because recursion fails for deep
     values."""
     level = [[value]]
     for _ in range(MAX_DEPTH + 1):

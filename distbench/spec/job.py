@@ -101,7 +101,7 @@ class Job:
         device: a name from DEVICES.
         timeout_s: seconds without progress after which the launch is aborted.
         started_at: start of the command, seconds since the epoch.
-        started_clock_s: start of the command by time.monotonic(), for durations, since the wall clock may jump.
+        started_clock_s: start of the command by time.monotonic(), for durations, because the wall clock may jump.
         reporting_rank: the rank that reports progress to this parent process: 0, or the parent's rank under another
             launcher.
         is_call: whether `scenario` names a plain function (as in `Scenario.calls`), with a variant as its arguments.
@@ -163,7 +163,7 @@ class Job:
         return decode(record, cls)
 
     def save(self, path: Path) -> None:
-        """Write the job as JSON atomically, since ranks may be waiting for the file."""
+        """Write the job as JSON atomically, because ranks may be waiting for the file."""
         write_whole(path, json.dumps(self.to_record(), indent=1))
 
 

@@ -146,7 +146,7 @@ def _part(kind: Any, value: Any, name: str, index: str) -> tuple[str, Any, Any]:
 
     Args:
         name: name of a field; "" for another step.
-        index: index of an item, or `...` for a value of a mapping, since msgspec does not report the key.
+        index: index of an item, or `...` for a value of a mapping, because msgspec does not report the key.
     """
     for member in _members(kind):
         origin, inner = get_origin(member) or member, get_args(member)

@@ -54,7 +54,7 @@ def check_num_ranks(mesh: Mapping[str, int]) -> None:
 
 
 def check_mesh_dims(mesh: Mapping[str, int], where: str = "") -> None:
-    """Raise UserError for names that are not in MESH_DIMS, since no plan uses these. `where` begins the message."""
+    """Raise UserError for names that are not in MESH_DIMS, because no plan uses these. `where` begins the message."""
     for name in mesh:
         if name not in MESH_DIMS:
             raise UserError(f"{where}mesh dim {name!r} is unknown; use {', '.join(MESH_DIMS)}")

@@ -1,6 +1,6 @@
 """Plans: the layout of a model over a mesh, with the parts in the order of application.
 
-torch objects have the type `Any`, since this module does not import torch: a scenario builds the objects, the worker
+torch objects have the type `Any`, because this module does not import torch: a scenario builds the objects, the worker
 uses them.
 """
 
@@ -87,7 +87,7 @@ class PipelinePlan(Declared):
         """Return the share of a step in which each of `size` ranks idles, with equal stages and free communication.
 
         The share is (p-1)/(v m + p-1) for p ranks, m micro-batches and v stages per rank. The result is None for
-        zero-bubble schedules, since their share depends on the times of the parts of backward.
+        zero-bubble schedules, because their share depends on the times of the parts of backward.
 
         Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", 2.2, converted
         from a share of the ideal step to a share of the whole step.
@@ -118,7 +118,7 @@ ROTATIONS = ("allgather", "alltoall", ULYSSES)
 class LargestDim(Declared):
     """Choose each parameter's shard placement for FSDP: the largest tensor dim that is divisible and not yet sharded.
 
-    A parameter without such a tensor dim stays sharded on tensor dim 0, unevenly.
+    A parameter without such a tensor dim is sharded unevenly on tensor dim 0.
 
     Args:
         min_numel: every rank has the whole of each parameter with fewer elements, and a separate all-reduce averages
@@ -308,7 +308,7 @@ class ParallelPlan(Declared):
             expert_tensor_parallel_degree of 1).
         ep_tp_dim: a further mesh dim, over which each expert's weights are sharded (EP x TP); its ranks have the same
             tokens. If the mesh has this mesh dim, the styles of `ep` get a mesh of both mesh dims.
-        loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
+        loss_parallel: compute the loss on logits that remain sharded over the vocabulary.
         cp: context parallel, or None.
         checkpoint: glob patterns over names of modules whose activations are recomputed in backward.
         checkpoint_context: `context_fn` of `torch.utils.checkpoint`, to store the outputs of some operators: `() ->

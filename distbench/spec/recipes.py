@@ -210,7 +210,7 @@ FAMILIES: Mapping[str, Family] = {
             "632M": _fields(32, 1280, 5120, 16, patch_size=14),  # google/vit-huge-patch14-224-in21k
         },
     ),
-    # Without Mamba's kernels, the scan is a loop over tokens, so longer sequences take minutes to record.
+    # Without Mamba's kernels the scan is a loop over tokens, so recordings of longer sequences take minutes.
     "mamba": Family(
         *("causal", 32, {"vocab_size": 50_280}),
         {

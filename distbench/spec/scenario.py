@@ -1,6 +1,6 @@
 """Declarations of a scenario: a model, its plan, its training step, and further cases.
 
-torch objects have the type `Any`, since this module does not import torch: a scenario builds the objects, the worker
+torch objects have the type `Any`, because this module does not import torch: a scenario builds the objects, the worker
 uses them.
 """
 
@@ -240,15 +240,15 @@ class Scenario(Declared):
             kind = self.loss.__qualname__
             raise TypeError(f"Scenario.loss is the class {kind}; give an instance, {kind}(), or a function")
         if self.parallelize is not None and self.plan.tp is not None:
-            raise TypeError("Scenario has both parallelize and plan.tp; drop one of them")
+            raise TypeError("Scenario has both parallelize and plan.tp; leave one of them out")
         if self.gradient_divide_factor is not None and not self.gradient_divide_factor > 0:
             raise TypeError(f"Scenario.gradient_divide_factor is {self.gradient_divide_factor}; give a number above 0")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise TypeError(f"Scenario.tolerance is {self.tolerance}; give a relative error, 0 or more")
         if self.call is not None and self.loss is not None:
-            raise TypeError("Scenario has both call and loss; call also makes the loss, so drop one of them")
+            raise TypeError("Scenario has both call and loss; call also computes the loss, so leave one of them out")
         if self.optimizer is not None and self.make_optimizers is not None:
-            raise TypeError("Scenario has both optimizer and make_optimizers; drop one of them")
+            raise TypeError("Scenario has both optimizer and make_optimizers; leave one of them out")
         self._check_step()
 
     def _check_step(self) -> None:
@@ -267,7 +267,7 @@ class Scenario(Declared):
         }
         if given := [name for name, is_given in parts.items() if is_given]:
             raise TypeError(
-                f"Scenario has both step and {given[0]}; step runs the whole training step, so drop one of them"
+                f"Scenario has both step and {given[0]}; step runs the whole training step, so leave one of them out"
             )
 
     def _check_inference(self) -> None:
@@ -363,7 +363,7 @@ def scenario(
     quick_mesh: Mapping[str, int] | None = None,
     tags: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Scenario]], Callable[..., Scenario]]:
-    """Mark a function as a scenario. All arguments must be literals, since distbench parses the source without
+    """Mark a function as a scenario. All arguments must be literals, because distbench parses the source without
     executing it.
 
     Args:

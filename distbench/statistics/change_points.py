@@ -29,14 +29,14 @@ LEVEL = 0.05  # probability of any false change, over all cases of a scenario
 # Shares of LEVEL: for the median of all cases, whose blocks have fewer orders; for each case's own cuts; for temporary
 # levels between two cuts.
 SHARED_LEVEL, OWN_LEVEL, STRETCH_LEVEL = 0.035, 0.01, 0.005
-MIN_CASES = 5  # for a median; with fewer cases the drift stays in each case
-MIN_STEADY = 3  # cases without their own change that such a median needs
-BLOCK = 3  # neighbouring launches that stay together if the machine's drift is in the series
-MIN_BLOCKS = 6  # fewer have too few orders to distinguish a change from drift
+MIN_CASES = 5  # The number of cases for a median. With fewer cases the drift is not subtracted.
+MIN_STEADY = 3  # The number of cases without a change of their own that such a median needs.
+BLOCK = 3  # neighbouring launches that remain together if the machine's drift is in the series
+MIN_BLOCKS = 6  # Fewer blocks have too few orders to distinguish a change from drift.
 NUM_ORDERS = 399
-MAX_ROWS = 200  # of more cases, this many are permuted
-TAIL = 1000  # largest shares to which the tail is fitted
-NUMBERS_AT_ONCE = 1 << 16  # fit into a core's cache
+MAX_ROWS = 200  # If there are more cases, this number of cases is permuted.
+TAIL = 1000  # The number of largest shares to which the tail is fitted.
+NUMBERS_AT_ONCE = 1 << 16  # This many numbers fit into a core's cache.
 SEED = 20260101
 OUTLIER = 4.0  # standard deviations from the median at which launches are clipped
 MAD_TO_SD = 1 / 0.6745
@@ -81,7 +81,9 @@ def change_points(logs: Floats) -> ChangePoints:
 
 
 def row_medians(rows: Floats) -> Floats:
-    """Return each row's median without nan; nan for a row of nan. Other than numpy.nanmedian, it needs no copy."""
+    """Return each row's median without nan; nan for a row of nan. Unlike numpy.nanmedian, this function needs no
+    copy.
+    """
     medians = np.full(len(rows), np.nan)
     for part in _parts(np.arange(len(rows)), rows.shape[1]):
         ordered = np.sort(rows[part], axis=1)  # nan last
@@ -112,7 +114,8 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
         size = stop - start
         if len(permuted) == num_rows or size == num_launches:
             return limits(start, stop)
-        # A large family changes everywhere: limits of few lengths serve all pieces. Shorter series have higher limits.
+        # In a large family, cases change at many places. The limits of a few lengths are therefore used for all pieces.
+        # Shorter series have higher limits.
         return limits(0, size - size % (1 << max(size.bit_length() - 3, 0)))
 
     cuts: list[list[int]] = [[] for _ in range(num_rows)]
@@ -122,7 +125,7 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
         if stop - start < 2 * MIN_LAUNCHES:
             continue
         pieces: dict[tuple[int, int], list[int]] = {}
-        # One cut first, since a second cut would follow the noise.
+        # One cut is tried first, because a second cut would follow the noise.
         for search, least in zip(levels, critical(start, stop), strict=True):
             shares, intervals = search(rows[candidates, start:stop], least)
             is_changed = shares > least
@@ -184,7 +187,7 @@ def _best_interval(sums: NDArray[np.float32], least: float) -> Cuts:
     size = len(sums) - 1
     shares, ends = _best_cut(sums, least)
     length = np.zeros(len(shares), np.int64)
-    # Other intervals have launches on both sides.
+    # All other intervals have launches on both sides.
     inner = sums[MIN_LAUNCHES : size - MIN_LAUNCHES + 1]
     buffer = np.empty_like(inner)
     for inside in range(MIN_LAUNCHES, size - 2 * MIN_LAUNCHES + 1):

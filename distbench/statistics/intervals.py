@@ -31,7 +31,7 @@ class Interval(NamedTuple):
 def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
     """Return the columns of SUMMARY, in seconds, one element per case; nan for a case without enough samples.
 
-    Quartiles, interpolated between order statistics, show the spread of samples, not the error of the median, since
+    Quartiles, interpolated between order statistics, show the spread of samples, not the error of the median, because
     neighbouring samples depend on each other. p50 to p99 are nearest-rank percentiles, so each is a measured sample;
     percentiles are nan below MIN_FOR_PERCENTILE samples.
     """

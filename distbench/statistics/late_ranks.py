@@ -36,8 +36,8 @@ def latenesses(groups: Sequence[Floats]) -> list[Lateness]:
     """Test each rank of each group that is last in a sample.
 
     If all ranks are alike, each rank of n is last with probability 1/n. Therefore the number of samples in which a rank
-    is last is binomial. A sample is a step, since the collectives of a step depend on each other. Samples also depend
-    on each other where a disturbance lasts for several samples: `_independent_share` reduces their number.
+    is last is binomial. A sample is a step, because the collectives of a step depend on each other. Samples also depend
+    on each other if a disturbance lasts for several samples. `_independent_share` reduces their number for this reason.
 
     Args:
         groups: arrivals in seconds (any zero per sample) in order of time, each [samples, ranks of the group]; two or
@@ -58,7 +58,7 @@ def latenesses(groups: Sequence[Floats]) -> list[Lateness]:
             after = of_member[:, member] - np.median(np.delete(of_member, member, axis=1), axis=1)
             late_s = [float(value) for value in after]
             count = len(late_s)
-            # The binomial tail, for numbers that need not be whole.
+            # The binomial tail, also for numbers that are not whole.
             others = share * (num_samples - count)
             chances.append(float(betainc(share * count, others + 1, 1 / num_ranks)) if count else 1.0)
             rows.append(Lateness(group, member, count, median(late_s), *median_ci(late_s), p=1.0))
@@ -85,7 +85,8 @@ def fewest_last(num_samples: int, num_ranks: int, num_tests: int, alpha: float =
     """Return the smallest number of samples in which a rank must be last for significance; None if all are too few.
 
     Args:
-        num_tests: ranks over all groups (Bonferroni, so at most one sample more than Holm needs).
+        num_tests: number of ranks over all groups. Bonferroni's correction is used, which needs at most one sample more
+            than Holm's.
     """
     from scipy.special import bdtrc
 

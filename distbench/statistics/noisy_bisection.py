@@ -1,18 +1,18 @@
-"""Probabilistic bisection: the chance of each commit to be the first slower one, from noisy pairs of launches.
+"""Probabilistic bisection: the probability of each commit to be the first slower commit, from noisy pairs of launches.
 
 Each answer "is this commit slower than the good one?" may be wrong, so no commit is ever excluded. Every pair of
 launches multiplies the chances by its likelihood, and the next pair measures the commit that divides the chances into
 halves (Horstein, IEEE Trans. Inf. Theory 9, 1963; Waeber, Frazier and Henderson, SIAM J. Control Optim. 51, 2013).
 
 The model of a pair's difference d of logarithms at a commit: d = level + scale * t, with t of Student's distribution
-with 4 degrees of freedom, since single launches may be disturbed. The level of a commit is, if the commit is
+with 4 degrees of freedom, because single launches may be disturbed. The level of a commit is, if the commit is
 
 - not slower: 0 with chance 4/5, else evenly between -threshold and threshold,
 - slower: with chance 1/2 about the slowdown of the bad commit, else evenly between the threshold and 1.5 times this
-  slowdown, since a history may have several changes.
+  slowdown, because a history may have several changes.
 
-Commits before the first slower one are not slower, the others are slower. The scale is unknown; the chances are
-averages over a grid of scales.
+Commits before the first slower commit are not slower. All other commits are slower. The scale is unknown; the chances
+are averages over a grid of scales.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ import numpy as np
 from distbench.statistics.intervals import Floats
 
 DEGREES = 4.0  # of freedom of a pair's noise
-# The chance, before the search, that no commit is slower: on a noisy machine, many slowdowns that the gate detects are
-# its false alarms, since it detects few of the true ones.
+# The probability, before the search, that no commit is slower. On a noisy machine the gate detects few true slowdowns,
+# so many slowdowns that the gate detects are false alarms.
 NEVER = 0.3
 SCALES = np.geomspace(1 / 8, 8, 25)  # times the median deviation
-MIN_SCALE = 1e-4  # so that launches without noise have one
+MIN_SCALE = 1e-4  # The smallest scale, so that launches without noise also have a scale.
 NUM_LEVELS = 121
 
 
@@ -55,7 +55,7 @@ def threshold_of(pairs: Floats, tolerance: float) -> float:
 
 
 def chances(num_commits: int, pairs: Mapping[int, Sequence[float]], step: Step) -> Floats:
-    """Return the chance of each commit to be the first slower one.
+    """Return the probability of each commit to be the first slower commit.
 
     Args:
         num_commits: commits after the good one; the last is the bad one.
@@ -105,7 +105,8 @@ def next_commit(beliefs: Floats, is_measurable: Sequence[bool]) -> int:
 
 def separable_groups(beliefs: Floats, is_measurable: Sequence[bool]) -> list[tuple[int, int, float]]:
     """Return (first, last, chance) of each group of commits that pairs can separate. A commit that cannot be measured
-    is in the group of the next one that can."""
+    is in the group of the next commit that can be measured.
+    """
     groups, first = [], 1
     for number, can in enumerate(is_measurable, 1):
         if can:
@@ -115,8 +116,9 @@ def separable_groups(beliefs: Floats, is_measurable: Sequence[bool]) -> list[tup
 
 
 def smallest_range(groups: Sequence[tuple[int, int, float]], certainty: float) -> tuple[int, int, float]:
-    """Return the fewest neighbouring commits, as (first, last, chance), whose chance is at least `certainty`; all
-    commits if no range has it."""
+    """Return the smallest range of neighbouring commits, as (first, last, chance), whose chance is at least
+    `certainty`. Return all commits if no range has such a chance.
+    """
     best, start, chance = None, 0, 0.0
     for stop, (_, last, of_group) in enumerate(groups):
         chance += of_group
@@ -144,7 +146,7 @@ def _grid(pairs: Mapping[int, Sequence[float]], step: Step) -> tuple[Floats, Flo
 
 
 def _log_likelihood(differences: Floats, levels: Floats, scales: Floats) -> Floats:
-    """Return the log likelihood of differences, summed, [levels, scales], without its constants."""
+    """Return the sum of the log likelihoods of differences, [levels, scales]. Constant terms are omitted."""
     distances = (differences[:, None, None] - levels[:, None]) / scales
     each = -(DEGREES + 1) / 2 * np.log1p(distances**2 / DEGREES) - np.log(scales)
     return np.asarray(each.sum(axis=0))

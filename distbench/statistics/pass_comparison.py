@@ -3,7 +3,7 @@
 Times drift over a launch, so the pass is the unit: a case has one value per pass, and the cases of a pass are measured
 in random order. The null distribution is the largest statistic over all rows of the table when each pass's differences
 keep or change their signs together (single-step maxT of Westfall and Young, 1993); its error rate is valid for any
-noise. Rows that clearly differ take part by their residuals, so that other intervals stay narrow.
+noise. Rows that clearly differ take part by their residuals, so that other intervals remain narrow.
 """
 
 import math

@@ -136,7 +136,7 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
     values = np.abs(np.concatenate(metrics))
     sizes = np.full(values.shape[1], np.nan)
     is_known = np.isfinite(values).any(axis=0)
-    # The lower median, since half of the cases are not enough.
+    # The lower median is used, because half of the cases are not enough.
     sizes[is_known] = np.nanquantile(values[:, is_known], 0.5, axis=0, method="lower")
     usual = float(np.median(sizes[is_known])) if is_known.any() else 0.0
     outlying: NDArray[np.bool_] = sizes > max(OUTLYING * usual, MIN_OUTLYING)
@@ -348,7 +348,7 @@ def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Fl
 
 def _reached(chance: Floats, statistics: Floats) -> Floats:
     """Return the share of sign choices whose largest statistic is at least each of `statistics`."""
-    # Slightly less, since the same sum in another order may differ in its last bit.
+    # The comparison is with a slightly smaller value, because the same sum in another order may differ in its last bit.
     finite = np.where(np.isfinite(statistics), statistics, 0.0)
     least = np.where(np.isfinite(statistics), finite - 1e-9 * (1 + np.abs(finite)), statistics)
     return 1 - np.searchsorted(chance, least, side="left") / len(chance)
@@ -434,7 +434,7 @@ def tolerance_words(
     """
     difference, tolerance = block.difference, block.tolerance
     low, high = difference.interval(options.confidence)
-    # A case's own interval must agree with the family's test, since other cases' spread may be too small for it.
+    # A case's own interval must agree with the family's test, because other cases' spread may be too small for it.
     side = side_of_bound(low, high, 0.0)
     enough = difference.num_launches >= options.least_launches(difference.is_paired)
     regressed = enough & (side > 0) & (difference.estimate > tolerance) & (result.slower <= options.alpha)

@@ -1,4 +1,6 @@
-"""Every collective of a process, seen, timed or refused on its way to a backend; every operator that is dispatched."""
+"""Every collective of a process, recorded, timed or rejected when it is dispatched to a backend; every operator that is
+dispatched.
+"""
 
 import _thread
 import contextlib
@@ -135,12 +137,12 @@ def keep_gradients_of_pending_inputs() -> None:
 def loses_gradients_of_pending_inputs() -> bool:
     """Return whether compiled code drops the gradient of an input that a collective has not yet filled.
 
-    Compiles a function of one element without a collective, since torch wraps the results of all collectives in one
-    type.
+    This compiles a function of one element without a collective, because torch wraps the results of all collectives in
+    one type.
     """
     leaf = torch.ones(1, requires_grad=True)
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler reads .grad of non-leaf tensors, and warns about that itself
+        warnings.simplefilter("ignore")  # torch's compiler reads .grad of non-leaf tensors, which causes a warning.
         pending = _Pending.apply(leaf)
         return not torch.compile(lambda pending: pending * 1.0, backend="aot_eager")(pending).requires_grad
 
@@ -150,7 +152,7 @@ def keep_compiled_graphs_apart() -> None:
 
     The cache's key has a submesh's shape and the ranks of the whole mesh, but not this rank's group, so code of another
     rank refers to a group that does not exist on this rank: https://github.com/pytorch/pytorch/issues/188390. Kernels
-    stay cached.
+    remain cached.
     """
     with contextlib.suppress(ImportError, AttributeError):
         config: Any = importlib.import_module("torch._functorch.config")
@@ -180,7 +182,7 @@ class _Pending(torch.autograd.Function):
 
 
 class _Waited(torch.autograd.Function):
-    # The wait inside of the wrapper has no history, but the wrapper has.
+    # The wait inside of the wrapper has no autograd history, but the wrapper has a history.
     @staticmethod
     def forward(_: Any, given: Any) -> torch.Tensor:
         return given.wait().detach()
@@ -249,7 +251,7 @@ def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 @functools.cache
 def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
-    """Return an operator's name without namespace and its arguments' names; cached, since a read takes 50 us."""
+    """Return an operator's name without namespace and its arguments' names; cached, because a read takes 50 us."""
     return func._schema.name.split("::")[1], tuple(argument.name for argument in func._schema.arguments)
 
 
@@ -301,7 +303,7 @@ class Issued:
     call: CollectiveCall
     issued_s: float
     completed_s: float | None = None
-    is_async: bool = False  # the caller may continue before the end
+    is_async: bool = False  # The caller may continue before the end of the collective.
 
 
 @contextlib.contextmanager
@@ -401,7 +403,7 @@ def _timed(boxed: Any, issued: Issued) -> Any:
     """Return the caller's work, which stamps the collective's completion; its wait is that of the collective.
 
     If the backend returns a future, its thread stamps the completion, and the caller gets the backend's own work, which
-    releases waiters after the future's callbacks, so after the stamp. gloo's reduce-scatter has no future, since the
+    releases waiters after the future's callbacks, so after the stamp. gloo's reduce-scatter has no future, because the
     waiter does half of the work, so the end of the wait is the collective's end. gloo's messages have no future either,
     and a pipeline waits for messages long after their end, so a separate thread waits for each message at once.
     """

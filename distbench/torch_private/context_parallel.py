@@ -39,7 +39,7 @@ def context_parallel(
         buffers: tensors to shard in place over the sequence (each in its `seq_dims`) until the context ends.
         rotate: one of ROTATIONS.
         load_balance: use head-tail chunks instead of contiguous chunks.
-        not_restored: buffers that stay sharded afterwards.
+        not_restored: buffers that remain sharded afterwards.
         kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. Raises `Skipped` if the device lacks
             the kernel.
     """
@@ -47,7 +47,7 @@ def context_parallel(
     require_kernel(kernel, mesh.device_type)
     if rotate == ULYSSES and load_balance:
         raise Skipped(
-            "ulysses has no load balance, since each rank has the whole sequence for some heads, which makes causal "
+            "ulysses has no load balance, because each rank has the whole sequence for some heads, which makes causal "
             "work even; use load_balance=False"
         )
     from torch.distributed.tensor.experimental import context_parallel
@@ -145,7 +145,7 @@ def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch
     """Gather a tensor whose sequence is sharded over ranks, in its original order, inside `context_parallel`.
 
     This is torch's `context_parallel_unshard` with a backward, in which each rank uses its share of the gradient times
-    the number of ranks, since all ranks compute the same loss and gradients are averaged over ranks.
+    the number of ranks, because all ranks compute the same loss and gradients are averaged over ranks.
 
     Args:
         local: (batch, ..., share of the sequence, ...); `seq_dim` is not 0.

@@ -61,7 +61,7 @@ class ShapesOnly:
         """
         from torch.amp.grad_scaler import GradScaler
 
-        # The parameters have torch's names, since a nested block checks the names again.
+        # The parameters have torch's names, because a nested block checks the names again.
         def step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
             return optimizer.step(*args, **kwargs)
 
@@ -86,7 +86,7 @@ def with_values_again() -> Iterator[None]:
     """Make tensors with values, or on the meta device, inside the block, even if `ShapesOnly` is active."""
     try:
         require("simulated device")
-    except Unsupported:  # then no model is built without values
+    except Unsupported:  # In this case no model is built without values.
         yield
         return
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -212,7 +212,7 @@ def _under_autocast(name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def meshes_with_values() -> Iterator[None]:
-    """Make meshes in the block with values, since their ranks are read, and on the simulated device, for any device
+    """Make meshes in the block with values, because their ranks are read, and on the simulated device, for any device
     type in the code.
     """
     require("simulated device")
@@ -271,7 +271,7 @@ def chunks_when_asked_for() -> Iterator[None]:
     """Make FSDP2 create only the chunks of a parameter that it reads, instead of a chunk per rank."""
     try:
         require("chunks of parameters")
-    except Unsupported:  # slower, with the same result
+    except Unsupported:  # This is slower, but has the same result.
         yield
         return
     from torch.distributed.fsdp._fully_shard import _fsdp_param
@@ -284,8 +284,8 @@ def chunks_when_asked_for() -> Iterator[None]:
 def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
     """Wait for functional collectives at the first use of their result, as an eager step does, unless `at_once`.
 
-    Yields the class of a pending result. torch treats tensors without values as a compiler's, and waits at once in
-    graphs.
+    Yields the class of a pending result. torch treats tensors without values as tensors of a compiler, and waits at
+    once in graphs.
     """
     if at_once:
         yield ()
@@ -351,7 +351,7 @@ def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None
     """
     try:
         require(REDUCER)
-    except Unsupported:  # then torch reports these reads itself
+    except Unsupported:  # In this case torch reports these reads itself.
         yield
         return
 

@@ -203,7 +203,7 @@ def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
 
 
 def forget_step(schedule: Any) -> None:
-    """Clear the state of a pipeline's schedule after a failed step, since the next step would use the remains."""
+    """Clear the state of a pipeline's schedule after a failed step, because the next step would use the remains."""
     for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
         getattr(schedule, name, set()).clear()
 
@@ -262,8 +262,8 @@ def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
 def sum_then_divide(model: nn.Module) -> None:
     """Make FSDP2's units with their own divide factor sum gradients before they divide.
 
-    Only NCCL divides by a number other than the group's size. Units without a reduce-scatter are left out, since torch
-    would divide twice.
+    Only NCCL divides by a number other than the group's size. Units without a reduce-scatter are left out, because
+    torch would divide twice.
     """
     for group in _parameter_groups(model):
         size, factor = getattr(group.mesh_info, "shard_mesh_size", 1), group.gradient_divide_factor

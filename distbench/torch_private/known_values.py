@@ -25,7 +25,7 @@ from distbench.torch_private.fake_tensors import (
 )
 from distbench.torch_private.probe import replaced, require
 
-# Most elements of a tensor whose values are kept.
+# The largest number of elements of a tensor whose values are kept.
 MAX_KNOWN = 1 << 22
 # Operators that choose, with the position of the chosen indices.
 CHOOSE = ("topk", "max", "min", "argmax", "argmin", "sort", "multinomial")
@@ -163,7 +163,7 @@ class KnownValues(TorchDispatchMode):
                 return out
             if func.overloadpacket.__name__.startswith(EMPTY):
                 done.zero_()
-        if out is None:  # its shape was unknown
+        if out is None:  # The shape of the result was unknown.
             out = _mapped(done, lambda tensor: torch.empty_like(tensor, device=device or "cpu"))
         results = tensors_in(done)
         for shapes, values in zip(tensors_in(out), results, strict=True):
@@ -249,7 +249,7 @@ class KnownValues(TorchDispatchMode):
             steps = torch.arange(storage.nbytes() + 1, dtype=torch.float64).mul(share).add(1e-9).floor()
             self._kept[storage] = (
                 steps.diff().bool().untyped_storage()
-            )  # the whole storage, since a mask may be expanded
+            )  # the whole storage, because a mask may be expanded
 
     def _note_choices(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], out: Any) -> None:
         """Give the assumed values to indices that a module chooses; remember the module of other indices."""
@@ -294,7 +294,7 @@ class KnownValues(TorchDispatchMode):
         tensors = tensors_in([args, kwargs])
         out = func(*args, **kwargs)
         returned = [tensor for tensor in tensors_in(out) if tensor.dtype != torch.bool]
-        if call is None:  # an operator that waits or wraps
+        if call is None:  # This operator waits or wraps.
             if tensors and returned and (values := self._values(tensors[0])) is not None:
                 self._keep_or_forget(returned[0], values)
             return out

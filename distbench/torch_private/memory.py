@@ -1,5 +1,5 @@
-"""Memory of a call: the peak of its tensors, traced at dispatch, and CPU's allocations, which include those inside
-operators and compiled code.
+"""Memory of a call: the peak of its tensors, traced at dispatch, and the allocations of the CPU's allocator.
+Allocations inside operators and compiled code are included.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
     containers).
 
     The count of tensors is reproducible, and lower than an allocator's memory. Compiled modules run
-    uncompiled, since no operator shows the allocations of fused kernels.
+    uncompiled, because no operator shows the allocations of fused kernels.
     """
     live = peak = num_blocks = 0
 
@@ -116,9 +116,10 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
     gc.collect()
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
-            # Before FSDP2's own hook, since operators show the memory that FSDP2 gathers for a module.
+            # The hook runs before FSDP2's own hook, because operators show the memory that FSDP2 gathers for a module.
             hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True))
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import takes seconds
+        # Without this module nothing has been compiled, and its import would take seconds.
+        if "torch._dynamo" in sys.modules:
             hooks.enter_context(torch.compiler.set_stance("force_eager"))
         hooks.enter_context(storages.resizing())
         hooks.enter_context(each_operator(handle))

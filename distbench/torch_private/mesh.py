@@ -49,7 +49,7 @@ def steps_until_buckets_stay(model: Any) -> int:
 
 
 def average_on_fake_group(ddp_module: Any, group: Any) -> None:
-    """Give DDP on a fake process group of CPUs a hook, since its works lack the result that the reducer reads."""
+    """Give DDP on a fake process group of CPUs a hook, because its works lack the result that the reducer reads."""
     if next(ddp_module.parameters()).is_cpu and group._get_backend(torch.device("cpu")).name() == "fake":
         ddp_module.register_comm_hook(group, _averaged)
 
@@ -71,7 +71,7 @@ def replicate_by_unit() -> Any:
 def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
     """Return the `options` of `torch.compile` for async TP over a 1-D mesh, whose group gets symmetric memory.
 
-    Raises Skipped if the mesh's devices are not CUDA, since other devices have no symmetric memory.
+    Raises Skipped if the mesh's devices are not CUDA, because other devices have no symmetric memory.
     """
     if mesh.device_type != "cuda":
         raise Skipped(
@@ -179,7 +179,7 @@ def _fake_group(world_size: int, backend: str = "fake", rank: int = 0) -> Iterat
 def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> Iterator[DeviceMesh]:
     """Make a device mesh over torch's fake process group as the given rank, without communication.
 
-    Repeated use in a process is possible, since DTensor's data on the last mesh, whose groups no longer exist, is
+    Repeated use in a process is possible, because DTensor's data on the last mesh, whose groups no longer exist, is
     cleared.
     """
     require("fake process group")

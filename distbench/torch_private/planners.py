@@ -281,7 +281,7 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
 def native_all_to_all(enabled: bool = True) -> Iterator[None]:
     """Make DTensor use the backend's own all-to-all on CPU meshes, as on other meshes, if `enabled`.
 
-    torch's substitute is older than gloo's all-to-all. All ranks must enter and leave this context together, since a
+    torch's substitute is older than gloo's all-to-all. All ranks must enter and leave this context together, because a
     rank that gathers would wait forever for ranks that exchange.
     """
     if not enabled:

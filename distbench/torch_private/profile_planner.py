@@ -46,7 +46,7 @@ class PlanCounts:
         self._lock = threading.Lock()
 
     def count(self, steps: Any, reason: str | None) -> None:
-        """Count a plan; `reason` is the reason for a plan by torch, None for a plan by distbench."""
+        """Count a plan. `reason` is the reason why torch made the plan, or None for a plan by distbench."""
         with self._lock:
             if reason is not None:
                 self.left_to_torch[reason] += 1
@@ -204,12 +204,12 @@ def calibrated_planning(
     The context may be nested, also inside torch's own planner contexts, and restores the previous planner. torch plans
     and prices unsupported cases (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile
     does not cover by name and size). Enter and leave the context on all ranks; contexts may be left in any order. The
-    context also plans for other threads, since backward may run on its own threads.
+    context also plans for other threads, because backward may run on its own threads.
 
     Args:
         profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, by one small collective of the default group,
-            since ranks with different profiles would wait for each other forever.
+            because ranks with different profiles would wait for each other forever.
         max_bytes: limit on the bytes of local tensors before and after a step on any rank, without a collective's own
             memory; the same on all ranks. The cheapest path within the limit is used; if every path is above, the path
             that holds least, with a warning (and `PlanCounts.above_max_bytes`).
@@ -291,7 +291,7 @@ class _Planning:
             if step.mesh_dim in unordered and step._comm_type_key() not in ORDERLESS_STEPS:
                 raise UserError(
                     f"{step._comm_type_key()} over mesh dim {step.mesh_dim} of {source.mesh} would give wrong values, "
-                    f"since torch sorts a group's ranks, but {unordered[step.mesh_dim]} do not ascend; make a mesh "
+                    f"because torch sorts a group's ranks, but {unordered[step.mesh_dim]} do not ascend; make a mesh "
                     "with ascending ranks"
                 )
         return steps, reason
@@ -335,8 +335,8 @@ class _Planning:
         """Return microseconds between two specs, with `redistribute_cost`'s two exceptions; raises the errors of
         `route`.
 
-        Local steps cost nothing. From a shard or another partial to a partial the price is infinite, since an operator
-        that gathers an input for a later sum would gain nothing. torch prices its zero-fill in the same way.
+        Local steps cost nothing. From a shard or another partial to a partial the price is infinite, because an
+        operator that gathers an input for a later sum would gain nothing. torch prices its zero-fill in the same way.
         """
         meta = source.tensor_meta
         if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:

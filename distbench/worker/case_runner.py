@@ -31,10 +31,10 @@ from distbench.worker.pass_schedule import REOPEN_EVERY, STRETCH, CaseProgress, 
 BYTES_PER_PARAMETER_BYTE = 4
 RUN_BY_USERS = ("step", "call")  # kinds of cases whose collectives the user's own code issues
 OUT_OF_STEP = (
-    "ranks are out of step, since they have issued different collectives; look for collectives that "
+    "ranks are out of step, because they have issued different collectives; look for collectives that "
     "depend on the rank, or on state of earlier calls"
 )
-SMALL_BYTES = 1 << 28  # a group with at most this size stays open without a check of free memory
+SMALL_BYTES = 1 << 28  # a group with at most this size remains open without a check of free memory
 SAVE_EVERY_S = 1.0
 
 
@@ -207,7 +207,7 @@ class Runner:
         return status
 
     def _require_harmless(self, what: str, message: str) -> None:
-        """Check that all ranks raised and every group still works, since half of a collective may be pending.
+        """Check that all ranks raised and every group still works, because half of a collective may be pending.
 
         Otherwise raise RankFailed, so that this case breaks the launch, and not the next case.
         """
@@ -253,12 +253,12 @@ class Runner:
         return result.status
 
     def _stays_beside_checks(self, turn: CaseProgress, opened_case: OpenedCase) -> bool:
-        """Return whether a case stays open during checks of other cases; False if cases share an allocator's peak."""
+        """Return whether a case remains open during checks of other cases; False if cases share an allocator's peak."""
         so_far = [other_turn for other_turn in self._turns if other_turn.opened_case is not None]
         return self._waits_on_host and opened_case.stays_open and self._fit_in(so_far)
 
     def _fit_in(self, turns: Sequence[CaseProgress]) -> bool:
-        """Return whether all these cases can stay open, in half of every rank's free memory at this group's first
+        """Return whether all these cases can remain open, in half of every rank's free memory at this group's first
         check. All ranks must call this together.
         """
         if self._room_bytes is None:
@@ -313,8 +313,8 @@ class Runner:
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
             else:
-                # This process has run the case before. Only the model is new, and its first iteration completes the
-                # set-up.
+                # This process has run the case before. Only the model is new, and the first iteration of the model
+                # completes its set-up.
                 for _ in range(max(self._meter.settings.warmup_iterations - 1, 1)):
                     self._meter.touch(opened_case.call)
         return opened_case

@@ -32,7 +32,7 @@ from distbench.observe.memory import predicted_peak_bytes
 from distbench.observe.module_attribution import communications_of
 from distbench.planning.placement_states import State, parse_state
 from distbench.plans.batch import batch_of
-from distbench.plans.changed_plan import changed_plan, checkpointable, mesh_dims_of, sharding_dims_of
+from distbench.plans.changed_plan import changed_plan, checkpointable, mesh_dims_of, sharding_dims_of, without_idle_tp
 from distbench.plans.model import blueprint, tensors_of
 from distbench.plans.plan_check import problems
 from distbench.plans.plan_code import change_code, plan_code
@@ -77,7 +77,7 @@ class Question:
     """A query and its answer."""
 
     data: Any
-    answer: Any = None  # None also if the process ended without an answer
+    answer: Any = None  # None before the answer, and if the process ended without an answer.
     why: str = ""  # a description of the process's end without an answer
     again: str = ""  # a description of the signal that ended the first process, if a second process was started
     seconds: float = 0.0  # of the process; while it runs, its monotonic start
@@ -120,7 +120,7 @@ class ForkPool:
         process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
         question.seconds = time.monotonic()
         process.start()
-        # If the sending end stayed open in this process, the end of a child would not be detected.
+        # If the sending end remained open in this process, the end of a child would not be detected.
         sender.close()
         self._running[receiver] = question, process, stderr
 
@@ -147,7 +147,7 @@ class ForkPool:
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-        gc.freeze()  # later processes do not scan these objects for garbage
+        gc.freeze()  # Later processes do not search these objects for garbage.
         code = process.exitcode or 0
         if question.answer is None and code < 0:
             ended = ended_text(code, stderr_lines)
@@ -336,7 +336,7 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
     signal ends a process, its query is repeated once, and "again" in the answer describes the end of the first process.
     """
     pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario, json.loads(assume)), int(num_at_once)), True
-    # The file is unbuffered, since `wait` cannot detect lines in a buffer.
+    # The file is unbuffered, because `wait` cannot detect lines in a buffer.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
             questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
@@ -350,7 +350,8 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
                 if line:
                     data = json.loads(line)
                     if data["ask"] == "fit" and not pool.is_busy:
-                        # Recipes only import here, and rows inherit that. A failed import is the reason of each row.
+                        # Recipes are imported here once, and the processes of all rows inherit the import. If the
+                        # import fails, each row has this failure as its reason.
                         with contextlib.suppress(UserError):
                             load_scenario(Path(file), scenario)
                     pool.ask(data)
@@ -410,10 +411,11 @@ def _code(scenario: Scenario, question: dict[str, Any]) -> Answer:
     """
     params, changes = split_variant(question["variant"])
     _, first_changes = split_variant(question["variants"][0])
-    # Both plans are from one call, since objects without an `__eq__` are equal only to themselves.
+    # Both plans are from one call, because objects without an `__eq__` are equal only to themselves.
     plan = question["function"](**params).plan
     change = change_code(changed_plan(plan, first_changes), changed_plan(plan, changes))
-    return {"plan": plan_code(scenario.plan), "change": change}
+    own_mesh = mesh_of(question["variant"], question["mesh"])
+    return {"plan": plan_code(without_idle_tp(scenario.plan, own_mesh)), "change": change}
 
 
 def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:

@@ -19,7 +19,7 @@ from distbench.statistics.intervals import is_steady
 from distbench.statistics.pass_comparison import MIN_PASSES
 
 SAMPLES_A_TURN = 5
-SHORT_TURN_S = 0.02  # samples shorter than a fifth of this time are repeated up to this time
+SHORT_TURN_S = 0.02  # A case with shorter samples than a fifth of this time takes samples up to this time.
 MAX_PASSES = 100
 REOPEN_EVERY = 4  # number of passes; more than one opening averages the effect of a single opening of a model
 # Maximum number of budgets for the minimum number of passes that allows a comparison; a quick launch needs several.
@@ -27,8 +27,8 @@ STRETCH = 4.0
 # Minimum samples per pass, without and with an untimed iteration, within this time, so that most of a pass is timed.
 LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
 UNTOUCHED_S = 1e-3  # in a small group, longer iterations need no untimed iteration before
-UNTOUCHED_STEP_S = 5e-3  # the same limit for a model that has run since its check
-ENOUGH = 3  # passes of cases without comparison, since a single sample may be an outlier
+UNTOUCHED_STEP_S = 5e-3  # This is the limit for a model that has run since its check.
+ENOUGH = 3  # The number of passes of cases without comparison. A single sample may be an outlier.
 
 
 class PassPlan:
@@ -175,7 +175,7 @@ class CaseProgress:
     held_bytes: int = 0  # memory of the open case on this rank
     opened_case: OpenedCase | None = None
     is_traced: bool = False
-    stays_open: bool = True  # whether the case may stay open between passes; set by `open`
+    stays_open: bool = True  # whether the case may remain open between passes; set by `open`
     has_settled: bool = False  # whether the case has run since its check, after which an optimizer may have no state
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 

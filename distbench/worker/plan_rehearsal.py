@@ -1,4 +1,4 @@
-"""Rehearsal of plans: check a plan, run one step on a fake process group with shapes only, and report failures."""
+"""Trial of plans: check a plan, run one step on a fake process group with shapes only, and report failures."""
 
 import contextlib
 import itertools
@@ -35,7 +35,7 @@ from distbench.spec.printable_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
-# A smaller model that fails with shapes only is run again with values, since the model may need values.
+# A smaller model that fails with shapes only is run again with values, because the model may need values.
 MAX_REPEATED = 20_000_000
 # A model with fewer parameters and batch elements is always run with values.
 SMALL = 2_000_000
@@ -48,7 +48,7 @@ TOO_LARGE = "and the model is too large to be tried with values"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Result of a step's rehearsal."""
+    """The result of trying a step."""
 
     problems: tuple[str, ...] = ()  # problems of the plan's application, or of the step
     why_not: str | None = None  # reason why the step was not tried; None if tried, or if the plan failed
@@ -101,7 +101,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
         problems = tuple(f"{problem} (tried with shapes only)" for problem in problems)
     elif failed or _is_small(step, num_parameters):
         problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
-        if not failed:  # ignore the missing index that another rank would have sent
+        if not failed:  # Ignore a missing index that another rank would have sent.
             problems = tuple(problem for problem in problems if not NO_INDEX.search(problem))
     return Rehearsal(problems, why_not, held_bytes)
 
@@ -275,7 +275,7 @@ def all_plan_problems(records: Sequence[Mapping[str, Any]]) -> list[list[dict[st
 def _of_variant(
     function: Callable[..., Scenario], variant: Variant, job: Job, find: Callable[[Scenario], Mapping[str, int] | None]
 ) -> dict[str, Any]:
-    """Return one entry of `_plan_problems`, also after errors of the scenario's code, since other variants need
+    """Return one entry of `_plan_problems`, also after errors of the scenario's code, because other variants need
     entries."""
     try:
         scenario = declared(function, variant)

@@ -49,7 +49,7 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
     try:
         first = Job.load(job_files[0])
         _import_for(first)
-        gc.freeze()  # imported objects stay in memory pages that all ranks share
+        gc.freeze()  # imported objects remain in memory pages that all ranks share
         SPENT_BEFORE.update(launch=max(STARTED_S - first.started_clock_s, 0.0), imports=time.monotonic() - STARTED_S)
         ranks = Ranks(num_ranks, program)
         signal.signal(signal.SIGTERM, ranks.end_by_signal)
@@ -184,7 +184,7 @@ def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
 
 def _import_for(job: Job) -> None:
     """Import modules that ranks of jobs on such a device need. For an accelerator, import only the modules that every
-    job needs, since other imports might use the device, and a forking process must not use the device.
+    job needs, because other imports might use the device, and a forking process must not use the device.
     """
     import distbench.worker.rank_session  # noqa: F401
 

@@ -99,7 +99,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
                 rows.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), ranks))
         progress.tell("plan", num_cases=len(case_specs))
-        gc.freeze()  # a scan of all imports for garbage would take 0.2 s per case
+        gc.freeze()  # A search of all imported objects for garbage would take 0.2 s per case.
         stopwatch.begin_measuring()
         for plan, group in groups:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]

@@ -48,7 +48,7 @@ class Fit:
 
 
 class TooLong(BaseException):
-    """The time limit of a row; torch and this file handle every Exception."""
+    """The end of a row's time limit. It is not an Exception, because torch and this file handle every Exception."""
 
 
 def recipe_fit(scenario: Scenario, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +56,9 @@ def recipe_fit(scenario: Scenario, question: Mapping[str, Any]) -> dict[str, Any
 
     Args:
         scenario: of the configuration, with all layers.
-        question: `function` of the scenario, `variant`, `mesh`, `world` (devices), `hardware` (name of a hardware
-            file), `search_s` (CPU seconds of this process after which no further plan is tried) and `limit_s`.
+        question: `function` of the scenario, `variant`, `mesh`, `world` (number of devices), `hardware` (name of a
+            hardware file), `search_s` (CPU seconds of this process after which no further plan is tried), and `limit_s`
+            (time limit of the row in seconds).
 
     Raises:
         UserError: the configuration cannot be built, or it takes longer than `limit_s`.
@@ -126,7 +127,7 @@ class Recipe:
             return self._recorded(mesh, params)
         except (UserError, Unsupported) as error:
             sentence = (
-                str(error).removeprefix("it cannot be simulated, since ").removeprefix("it cannot be simulated: ")
+                str(error).removeprefix("it cannot be simulated, because ").removeprefix("it cannot be simulated: ")
             )
             return Fit(mesh, params, at_least, why_not=sentence)
         except Exception as error:

@@ -161,7 +161,7 @@ def redistribute(planner: str) -> None:
 
 
 FEATURES: dict[str, Callable[[], None]] = {
-    # Simulations run first: the simulated device must be registered before autograd's first backward.
+    # Simulations run first, because the simulated device must be registered before autograd's first backward.
     "simulated FSDP2 steps (simulate, sweep --hardware)": partial(simulate, FSDP, {"dp_shard": 2}),
     "simulated pipelines": partial(simulate, PIPELINE, {"pp": 2}),
     "tracing (run --trace-paths)": trace_a_step,

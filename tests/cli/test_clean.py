@@ -81,7 +81,7 @@ def test_it_lists_with_sizes_and_asks_first(results: Path) -> None:
     lines = said.output.splitlines()
     # Two runs of the oldest command are one line: 2 logs of 1,000 bytes, and two run files.
     assert lines[0].endswith("a, b") and "kB" in lines[0] and lines[1].endswith(" c")
-    assert "Delete 2 runs (6 files, " in said.output and "2 runs stay? [y/N]" in said.output
+    assert "Delete 2 runs (6 files, " in said.output and "2 runs remain? [y/N]" in said.output
     assert run("--results", results, "--keep", 2, answer="y\n").exit_code == 0 and left(results) == with_logs("d", "e")
 
 

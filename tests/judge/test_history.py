@@ -102,7 +102,9 @@ def test_the_table_names_the_commit_of_a_change_and_the_changed_case_first(runs:
 def test_the_penalty_is_printed_and_the_next_step_is_ab_of_both_commits(runs: Path, tmp_path: Path) -> None:
     _, output = run_history("--results", runs, "-v")
     flat = " ".join(output.split())
-    assert re.search(r"penalty: a split is a change if it explains over \d+ % of a case's sum of squares", flat)
+    assert re.search(
+        r"penalty: a split is reported as a change if it explains more than \d+ % of a case's sum of squares", flat
+    )
     assert "Next: distbench ab aaaaaaaa bbbbbbbb -- collectives" in output.splitlines()[-1]
     one_commit = run_history("--results", write_runs(tmp_path / "one", "a" * 20))[1]
     assert "Next: distbench ab REF_A REF_B -- collectives" in one_commit and "the commit is the same" in one_commit

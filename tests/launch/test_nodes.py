@@ -225,7 +225,7 @@ def test_a_job_from_a_login_node_requests_the_gpus_of_the_nodes(monkeypatch: pyt
     nodes = ("--nodes", "2", "--launcher", "slurm", "--dry-run")
     asked = ("--mesh", "tp=4", *nodes)
     text = run(*asked)[1]
-    assert "distbench: the job requests GPUs, since nodes have 8 GPUs" in text and "warning" not in text
+    assert "distbench: the job requests GPUs, because nodes have 8 GPUs" in text and "warning" not in text
     assert "#SBATCH --gpus-per-node=2" in text
     assert "#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in run(*nodes, "--launcher-args=-p big")[1]
     assert asked_of[-1][-1] == "--partition=big"

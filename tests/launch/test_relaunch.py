@@ -170,7 +170,7 @@ def test_a_relaunch_that_dies_in_set_up_is_not_retried(launched: Any, tmp_path: 
 def test_ranks_that_somebody_else_started_are_not_started_again(launched: Any) -> None:
     outcome, ranks, rows = launched(killing("b"), joined=Joined(0, 2, {}))
     assert rows == [("a", "ok"), ("b", "aborted")] and len(ranks.jobs) == 1
-    assert "3 cases not run, since distbench does not restart ranks of another launcher" in outcome.message
+    assert "3 cases not run, because distbench does not restart ranks of another launcher" in outcome.message
 
 
 def test_a_case_whose_row_was_written_before_the_rank_died_gets_no_second_row(launched: Any, tmp_path: Path) -> None:

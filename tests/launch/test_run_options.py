@@ -113,7 +113,7 @@ def test_an_interrupted_run_goes_on_with_the_cases_that_have_no_row(
     assert run.footer is not None and run.footer["status"] == "complete"
     assert run.footer["num_by_status"] == {"ok": 5} and run.footer["num_not_run"] == 0
     again = ranks.run_here("run", "--resume", str(broken))
-    assert again.exit_code == 2 and "no case is left to run, since each of its 5 cases has a row" in again.stderr
+    assert again.exit_code == 2 and "no case is left to run, because each of its 5 cases has a row" in again.stderr
     for words, says in ((["tp_mlp"], "rejects tp_mlp"), (["--mesh", "tp=2"], "rejects --mesh")):
         assert says in ranks.run_here("run", *words, "--resume", str(broken)).stderr
 
@@ -142,7 +142,7 @@ def test_what_is_left_of_a_run_counts_the_rows_that_it_has(tmp_path: Path, monke
 def test_a_complete_run_of_one_case_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = interrupted(tmp_path, monkeypatch, torch="2.13.0")
     append(file, {"type": "footer", "status": "complete"})
-    with pytest.raises(UserError, match="no case is left to run, since its one case has a row"):
+    with pytest.raises(UserError, match="no case is left to run, because its one case has a row"):
         run_job.job_left_of(file)
 
 

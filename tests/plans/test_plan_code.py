@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from distbench.plans.changed_plan import changed_plan
+from distbench.plans.changed_plan import changed_plan, without_idle_tp
 from distbench.plans.plan_code import change_code, plan_code
 from distbench.spec import CpPlan, Entry, FsdpPlan, ParallelPlan, list_entries
 from distbench.spec.job import variants_of
@@ -164,3 +164,10 @@ def test_a_change_names_what_differs_alone() -> None:
         "plan = replace(plan, fsdp=replace(plan.fsdp, prefetch_forward=2, prefetch_backward=2))",
     ]
     assert change_code(PLAN, replace(PLAN, fsdp=FsdpPlan(gather_extension=lambda tensor: tensor))) is None
+
+
+def test_a_mesh_without_tensor_parallel_gets_a_plan_without_its_styles() -> None:
+    plan = ParallelPlan(tp={"a": ColwiseParallel()}, loss_parallel=True, fsdp=FsdpPlan())
+    assert without_idle_tp(plan, {"dp_shard": 2, "tp": 2}) == plan
+    for mesh in ({"dp_shard": 4}, {"dp_shard": 4, "tp": 1}):
+        assert without_idle_tp(plan, mesh) == ParallelPlan(fsdp=FsdpPlan())

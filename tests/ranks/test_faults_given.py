@@ -140,7 +140,7 @@ def test_errors_are_a_line_whatever_their_text_is() -> None:
     long = one_line(ValueError("y" * 3_000_000))
     assert len(long) < MAX_MESSAGE + 100 and long.endswith("... (3,000,000 characters)")
     assert one_line(ValueError("a\udcffb\nc")) == "ValueError: a\\udcffb"
-    assert one_line(Odd()) == "Odd: the message cannot be shown, since formatting raises ValueError"
+    assert one_line(Odd()) == "Odd: the message cannot be shown, because formatting raises ValueError"
 
 
 def test_what_ended_the_launcher_before_any_rank_ran_is_quoted(tmp_path: Path) -> None:

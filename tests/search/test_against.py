@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from processes import Children
 
 from distbench.search import against

@@ -210,7 +210,7 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
             "it cannot be simulated: its step calls flex_attention, which torch runs on no simulated device; use ",
         ),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
-        ("loss", "it cannot be simulated, since its step raises RuntimeError: "),
+        ("loss", "it cannot be simulated, because its step raises RuntimeError: "),
         ("declared", "the scenario raises ValueError: no such model"),
     ],
 )

@@ -65,9 +65,7 @@ def test_a_small_lateness_is_not_reported_however_often() -> None:
     arrivals[:, 0] += 1 * MS
     verdict = verdict_of(arrivals)
     assert verdict.exit_code == PASS
-    assert (
-        "A rank that is last in 21 of 50 sampled steps, by 2.00 ms per step or more, would be named" in verdict.lines[0]
-    )
+    assert "Detectable: a rank that is last in 21 of 50 sampled steps, by 2.00 ms per step or more." in verdict.lines[0]
 
 
 def test_too_few_samples_and_groups_without_a_verdict_are_unknown() -> None:
