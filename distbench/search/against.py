@@ -1,7 +1,7 @@
 """Published steps next to their simulation: recorded with few layers and micro-batches, once for equal steps.
 
-Time is linear in layers, and in micro-batches; a row with published memory is recorded with all layers. Recordings stay
-in a folder, named by a digest of their inputs.
+Time is linear in layers, and in micro-batches; a row with published memory is recorded with all layers. Recordings are
+kept in a folder, named by a digest of their inputs.
 """
 
 import dataclasses

@@ -214,9 +214,9 @@ def bar_notes(simulation: Simulation) -> tuple[str, ...]:
     """Return sentences on the rows that error bars are from, and on a machine without such rows."""
     hardware, bar = simulation.hardware, simulation.step_bar
     if hardware.host is not None:
-        return ("no error bar, since the record of published steps has accelerators only",)
+        return ("no error bar, because the record of published steps has accelerators only",)
     if bar is None:
-        return ("no error bar, since no residuals of published steps are installed",)
+        return ("no error bar, because no residuals of published steps are installed",)
     rows = count_text(bar.num_rows, "held-out published row")
     sources = count_text(bar.num_sources, "source")
     bars = f"ranges in parentheses contain 90 % of runs like those of {rows} of {sources} ({bar.of})"
