@@ -19,6 +19,7 @@ from distbench.cli.options import (
     mesh_option,
     quick_option,
     refuse_with,
+    refuse_without,
     say,
     set_option,
     verbose_option,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from distbench.simulate.recording import Recording
 
 MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
+RECORDINGS_SHOWN = 20  # of --against, per line of progress
 
 
 @click.command()
@@ -54,6 +56,13 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
     "--chakra", type=PATH, metavar="DIR", help="Write a Chakra trace per rank of the mesh, for ASTRA-sim, to DIR."
 )
 @click.option("--recording", type=PATH, metavar="FILE", help="Replay this recording instead of a SCENARIO.")
+@click.option(
+    "--against",
+    metavar="FILE|FOLDER",
+    help="Simulate the published steps of a CSV file or of a folder of CSV files, and compare. 'published' is the "
+    "record that distbench has. --save FILE writes the residuals, --picture FILE draws them.",
+)
+@click.option("--picture", type=PATH, metavar="FILE", help="Draw the residuals of --against by class (.svg, .png).")
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 @click.option(
     "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
@@ -74,6 +83,8 @@ def simulate(
     save: Path | None,
     chakra: Path | None,
     recording: Path | None,
+    against: str | None,
+    picture: Path | None,
     out: Path,
     label: str,
     form: str,
@@ -92,6 +103,7 @@ def simulate(
       distbench simulate llama3_70b --mesh dp_shard=32,tp=8 --save 70b.jsonl
       distbench simulate --recording 70b.jsonl --hardware mine.json
       distbench simulate llama_2d --rank 0,3
+      distbench simulate --against published
     """
     from distbench.simulate.compile_float8 import patterns_of
     from distbench.simulate.hardware_file import load_hardware
@@ -99,6 +111,22 @@ def simulate(
     from distbench.simulate.replay import Simulation, steps_of
     from distbench.simulate.simulated_run import write_simulated_run
 
+    if against is not None:
+        options = (
+            "mesh",
+            "choices",
+            "quick",
+            "assume",
+            "ranks",
+            "float8",
+            "expandable_segments",
+            "chakra",
+            "recording",
+        )
+        refuse_with("--against", "scenario", "hardware", *options, "label")
+        _against(against, out, save, picture, form)
+        return
+    refuse_without("--against", "picture")
     environment: dict[str, Any] = {}  # empty for a recording, which has another commit and machine
     machine = load_hardware(hardware)
     in_8 = patterns_of(float8, machine) if float8 is not None else ()
@@ -140,6 +168,43 @@ def simulate(
     if form == "table":
         elsewhere = [] if out == Path("results") else ["--results", str(out)]
         say(f"Next: {shlex.join(['distbench', 'report', '--paths', *elsewhere])}   (shows each collective of the step)")
+
+
+def _against(path: str, out: Path, save: Path | None, picture: Path | None, form: str) -> None:
+    """Simulate published steps, and print the comparison."""
+    from distbench.records.machine import git_state
+    from distbench.search.against import compared
+    from distbench.search.against_text import blocks_of, record_of, residual_figure, residuals_of, residuals_text
+    from distbench.show.plots import save_figure, styled
+    from distbench.show.terminal import shown
+    from distbench.simulate.published import published_rows
+    from distbench.spec.file_io import write_whole
+
+    rows = published_rows(path)
+    make_folder(out, "--results")
+    for option, file in (("--save", save), ("--picture", picture)):
+        if file is not None:
+            check_writable(file, option)
+    counts = [0, 0]
+
+    def on_progress(more: int, done: int) -> None:
+        counts[0] += more
+        counts[1] += done
+        if more or counts[1] % RECORDINGS_SHOWN == 0 or counts[0] == counts[1]:
+            say(f"steps recorded: {counts[1]} of {counts[0]}", err=True)
+
+    results = compared(rows, out / "recordings", on_progress)
+    if form == "json":
+        click.echo(json.dumps(record_of(results), indent=1))
+    else:
+        say(shown(blocks_of(results), form))
+    if save is not None:
+        write_whole(save, residuals_text(residuals_of(results, str(git_state().get("git_commit") or ""))))
+        say(f"residuals: {save}", err=True)
+    if picture is not None:
+        with styled():
+            save_figure(residual_figure(results), picture)
+        say(f"picture: {picture}", err=True)
 
 
 def _ranks(text: str | None) -> list[int] | None:

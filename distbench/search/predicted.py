@@ -152,6 +152,8 @@ def _whole(
         takes_reserve=not fits and all(rank.memory_here.out_of_memory is None for rank in ranks),
         assumed=assumptions(simulation),
         mfu=simulation.model_share,
+        step_bar=simulation.step_bar,
+        memory_bar=simulation.memory_bar,
     )
 
 

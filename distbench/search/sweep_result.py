@@ -10,7 +10,9 @@ import numpy as np
 from distbench.report.trace_rows import Trace
 from distbench.search.space import Candidate, Setup, Space, count_of
 from distbench.search.sweep_child import PlanCode
+from distbench.simulate.error_bars import Bar, TimedKind, best_probability, difference_errors, is_tie
 from distbench.simulate.hardware_file import Hardware
+from distbench.simulate.published import plan_kinds
 from distbench.spec.printable_text import count_text
 from distbench.statistics.pass_comparison import as_table, compare_passes
 
@@ -39,6 +41,7 @@ class Prediction:
         is_tight: the plan fits only because the allocator releases its cache.
         takes_reserve: the plan would fit without a reserve.
         assumed: caveats: guessed, fitted, extrapolated and missing figures.
+        step_bar, memory_bar: error bars; None for a host. That of memory is for recordings of all layers.
     """
 
     candidate: Candidate
@@ -57,6 +60,8 @@ class Prediction:
     live_bytes: float = 0.0
     mfu: float = 0.0
     assumed: Sequence[str] = ()
+    step_bar: Bar | None = None
+    memory_bar: Bar | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -100,6 +105,21 @@ class RankedPlan:
     def is_tight(self) -> bool:
         """Whether the plan fits only because the allocator releases its cache."""
         return self.fits is not False and self.prediction is not None and self.prediction.is_tight
+
+    @property
+    def step_bar(self) -> Bar | None:
+        """Error bar of a predicted step time."""
+        return None if self.prediction is None or self.memory_basis == "measured" else self.prediction.step_bar
+
+    @property
+    def memory_bar(self) -> Bar | None:
+        """Error bar of predicted memory, of a recording of all layers."""
+        return None if self.prediction is None or self.memory_basis != "whole" else self.prediction.memory_bar
+
+    @property
+    def timed_kind(self) -> TimedKind:
+        """The step time and the kinds of parallelism, for the error of ratios."""
+        return self.step_s, plan_kinds(self.candidate.mesh)
 
 
 def plan_of(prediction: Prediction) -> RankedPlan:
@@ -323,6 +343,21 @@ class SweepResult:
     def best(self) -> RankedPlan:
         """The recommended plan of the result."""
         return self.plans[0]
+
+    @property
+    def best_probability(self) -> float | None:
+        """Probability that the recommended plan is the fastest of the usable plans; None without error bars."""
+        errors = difference_errors() if self.best.step_bar is not None else None
+        if errors is None:
+            return None
+        return best_probability([plan.timed_kind for plan in self.plans if plan.fits is not False], errors)
+
+    def is_tie(self, plan: RankedPlan) -> bool:
+        """Return whether a predicted plan and the recommended plan are too close for an order."""
+        errors = difference_errors() if self.best.step_bar is not None else None
+        if errors is None:
+            return abs(plan.step_s / self.best.step_s - 1) <= CLOSE
+        return is_tie(plan.timed_kind, self.best.timed_kind, errors)
 
     @property
     def runner_up(self) -> RankedPlan | None:

@@ -1,13 +1,12 @@
 """The result of a sweep as text: a recommendation, the reasons, alternatives, code to paste, and the picture."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from distbench.report.trace_tables import path_changes
 from distbench.search.sweep_result import (
     BUBBLE,
-    CLOSE,
     COMPUTE,
     IDLE,
     LEAST_SHARE,
@@ -23,6 +22,8 @@ from distbench.show.html import PageBlock, Picture, Verdict, page_of
 from distbench.show.plots import Spot, hover
 from distbench.show.terminal import without_shared
 from distbench.show.units import NOTHING, brief_time_text, rate_text, size_text, time_text, times_text
+from distbench.simulate.error_bars import Bar, bar_range
+from distbench.simulate.simulation_text import range_text
 from distbench.spec.printable_text import count_text
 from distbench.statistics.verdicts import FASTER, SLOWER
 
@@ -55,7 +56,7 @@ def recommendation(result: SweepResult) -> str:
     best = result.best
     changes = best.candidate.changes_text if best.candidate.choices else "plan unchanged"
     parts = [
-        f"{brief_time_text(best.step_s)} per step",
+        f"{brief_time_text(best.step_s)} per step{_range(best.step_s, best.step_bar, brief_time_text)}",
         f"{rate_text(best.tokens_per_s / result.world)} {result.unit}/s/device",
     ]
     if best.prediction is not None and best.prediction.mfu and best.memory_basis != "measured":
@@ -77,7 +78,22 @@ def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
         return f"peak {need}, which fits into {usable} only because the allocator frees its cache"
     of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
     reserve_text = f" ({size_text(result.reserve_bytes)} kept free)" if of and result.reserve_bytes else ""
-    return f"peak {memory_text(plan)}{of}{reserve_text}"
+    bar = _range(plan.memory_bytes or 0, plan.memory_bar, size_text)
+    return f"peak {memory_text(plan)}{bar}{of}{reserve_text}"
+
+
+def _range(value: float, bar: Bar | None, text_of: Callable[[float], str]) -> str:
+    return "" if bar is None else f" {range_text(value, bar, text_of)}"
+
+
+def best_text(result: SweepResult) -> list[str]:
+    """Return a line on the probability that the recommended plan is the fastest; [] without error bars."""
+    probability, count = result.best_probability, sum(plan.fits is not False for plan in result.plans)
+    if probability is None or count < 2:
+        return []
+    ties = sum(result.is_tie(plan) for plan in result.plans[1:] if plan.fits is not False)
+    tied = f"; ties: {count_text(ties, 'plan')}" if ties else ""
+    return [f"Fastest of {count} predicted plans with a probability of {100 * probability:.0f} %{tied}"]
 
 
 def memory_text(plan: RankedPlan) -> str:
@@ -107,7 +123,7 @@ def why(result: SweepResult) -> list[str]:
         more = next_plan.step_s / best.step_s - 1
         more_bytes = (next_plan.memory_bytes or 0) - (best.memory_bytes or 0)
         memory = f", {size_text(more_bytes)} more memory" if more <= 0 < more_bytes and best.memory_bytes else ""
-        label, advice = ("Tie", ". Measure both") if abs(more) <= CLOSE else ("Next best", "")
+        label, advice = ("Tie", ". Measure both") if result.is_tie(next_plan) else ("Next best", "")
         text = f"{label}: {name} ({100 * more:+.1f} % time{memory}){advice}"
     theirs, ours = result.traces.get(next_plan.candidate), result.traces.get(best.candidate)
     differences = path_changes(theirs, ours)[:MAX_REASONS] if theirs is not None and ours is not None else []
@@ -151,6 +167,7 @@ def record_of_result(result: SweepResult) -> dict[str, Any]:
         "price": result.price,
         "recommendation": recommendation(result),
         "why": why(result),
+        "best_probability": result.best_probability,
         "plans": [record_of(plan, result.world, result.price) for plan in result.plans],
         "predicted": [record_of(plan, result.world, result.price) for plan in result.predicted],
         "undominated": [result.plans.index(plan) for plan in undominated(result.plans)],
@@ -173,8 +190,10 @@ def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, An
         "mesh": plan.candidate.mesh,
         "changes": dict(plan.candidate.choices),
         "step_s": plan.step_s,
+        "step_range_s": bar_range(plan.step_s, plan.step_bar),
         "tokens_per_s": plan.tokens_per_s,
         "memory_bytes": plan.memory_bytes,
+        "memory_range_bytes": bar_range(plan.memory_bytes or 0, plan.memory_bar),
         "memory_basis": plan.memory_basis,
         "fits": plan.fits,
         "is_tight": plan.is_tight,
@@ -213,7 +232,7 @@ def blocks_of(result: SweepResult) -> list[Block]:
 
 def answer(result: SweepResult) -> tuple[str, ...]:
     """Return the recommendation, and the differences of the next plan."""
-    return (recommendation(result), *why(result))
+    return (recommendation(result), *best_text(result), *why(result))
 
 
 def page_of_result(result: SweepResult) -> str:

@@ -10,6 +10,7 @@ from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.async_tp import ASYNC_TP_RULE, in_async_tp
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_together
 from distbench.simulate.compile_float8 import FLOAT8_RULE, compiled_memory, in_float8_by
+from distbench.simulate.error_bars import Bar, Traits, bar_range, memory_bar, time_bar, traits_of
 from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.operator_costs import host_assumptions
 from distbench.simulate.recording import COPIES, ON_HOST, SCHEDULE, Operator, Recording, ranks_of_pipeline
@@ -132,6 +133,22 @@ class Simulation:
         return self._share()
 
     @property
+    def traits(self) -> Traits:
+        """The class of the prediction, for its error bars."""
+        head = self.recording.head
+        return traits_of(self.hardware, head.mesh, bool(self.float8), bool(head.compiled))
+
+    @property
+    def step_bar(self) -> Bar | None:
+        """Error bar of the step time; None for a host, and without residuals."""
+        return time_bar(self.traits) if self.hardware.host is None else None
+
+    @property
+    def memory_bar(self) -> Bar | None:
+        """Error bar of reserved memory, likewise."""
+        return memory_bar(self.traits) if self.hardware.host is None else None
+
+    @property
     def exposed_s(self) -> dict[Exposed, float]:
         """Exposed communication, summed over modules of one stack."""
         exposed: dict[Exposed, float] = defaultdict(float)
@@ -158,6 +175,7 @@ class Simulation:
             "rank": head.rank,
             "hardware": self.hardware.name,
             "step_s": self.timed.step_s,
+            "step_range_s": bar_range(self.timed.step_s, self.step_bar),
             "compute_s": parts.compute_s,
             "idle_s": parts.idle_s,
             "bubble_s": parts.bubble_s,
@@ -171,6 +189,7 @@ class Simulation:
             "hfu": self.hardware_share,
             "memory": {
                 "peak_reserved_bytes": memory.reserved_bytes,
+                "peak_reserved_range_bytes": bar_range(memory.reserved_bytes, self.memory_bar),
                 "peak_allocated_bytes": memory.allocated_bytes,
                 "peak_live_bytes": memory.live_bytes,
                 "expandable_segments": self.expandable,

@@ -1,11 +1,12 @@
 """A simulation as text: the parts of the step, memory by owner, assumptions, and the answer at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from distbench.show import units
 from distbench.show.blocks import Block, Heading, Lines, Notes, Table, TableColumns, capped, table_of
 from distbench.show.units import brief_time_text, rate_text, size_text, source_text, time_text
 from distbench.simulate.clock import HOST_LINK
+from distbench.simulate.error_bars import Bar, has_class, no_class_text
 from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import count_text
@@ -71,13 +72,32 @@ def _answer(simulation: Simulation, full: Simulation) -> tuple[str, ...]:
         largest = f"{whose}, {brief_time_text(seconds)} ({_share(seconds, simulation)} of the step)"
     warnings = _memory_warning(full)
     return (
-        f"Simulated: {brief_time_text(simulation.timed.step_s)} per step on {simulation.hardware.name}, "
+        f"Simulated: {brief_time_text(simulation.timed.step_s)} per step{_step_bar(simulation)} on "
+        f"{simulation.hardware.name}, "
         f"{rate_text(simulation.tokens_per_s)} {unit}/s/device, MFU {mfu}, HFU {hfu}",
-        f"Memory: {size_text(memory.reserved_bytes)} of {size_text(simulation.hardware['memory_bytes'])} reserved at "
-        f"the peak, {size_text(memory.live_bytes)} of it alive" + ("" if warnings else "; the step fits"),
+        f"Memory: {size_text(memory.reserved_bytes)}{_memory_bar(full)} of "
+        f"{size_text(simulation.hardware['memory_bytes'])} reserved at the peak, "
+        f"{size_text(memory.live_bytes)} of it alive" + ("" if warnings else "; the step fits"),
         f"Largest exposed communication: {largest}",
         *warnings,
     )
+
+
+def _step_bar(simulation: Simulation) -> str:
+    bar = simulation.step_bar
+    return "" if bar is None else f" {range_text(simulation.timed.step_s, bar, brief_time_text)}"
+
+
+def _memory_bar(full: Simulation) -> str:
+    bar = full.memory_bar
+    return "" if bar is None else f" {range_text(full.memory.reserved_bytes, bar, size_text)}"
+
+
+def range_text(value: float, bar: Bar, text_of: Callable[[float], str]) -> str:
+    """Return the range of an error bar, such as `(2.01 to 2.51 s)`."""
+    low, high = text_of(value * bar.low), text_of(value * bar.high)
+    unit = high.rpartition(" ")[2]
+    return f"({low.removesuffix(f' {unit}')} to {high})"
 
 
 def _setting(simulation: Simulation, full: Simulation, ranks: Sequence[Simulation]) -> tuple[str, ...]:
@@ -190,6 +210,19 @@ def _memory(simulation: Simulation) -> Table:
     return capped(Table("alive at the peak", ("<what", "bytes"), rows, [note]), MAX_ROWS + 4, "more: --format json")
 
 
+def bar_notes(simulation: Simulation) -> tuple[str, ...]:
+    """Return sentences on the rows that error bars are from, and on a machine without such rows."""
+    hardware, bar = simulation.hardware, simulation.step_bar
+    if hardware.host is not None:
+        return ("no error bar, because the record of published steps has accelerators only",)
+    if bar is None:
+        return ("no error bar, because no residuals of published steps are installed",)
+    rows = count_text(bar.num_rows, "held-out published row")
+    sources = count_text(bar.num_sources, "source")
+    bars = f"ranges in parentheses contain 90 % of runs like those of {rows} of {sources} ({bar.of})"
+    return (bars, *(() if has_class(hardware) else (no_class_text(hardware),)))
+
+
 def assumptions(simulation: Simulation) -> tuple[str, ...]:
     """Return the guessed, fitted, extrapolated and missing figures."""
     hardware = simulation.hardware
@@ -206,4 +239,4 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
             "tensors that backward does not need are freed"
         )
     sentences += [f"assumed: {text}" for text in simulation.recording.head.assumed]
-    return (*sentences, *simulation.not_simulated)
+    return (*sentences, *bar_notes(simulation), *simulation.not_simulated)

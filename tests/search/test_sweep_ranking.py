@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
+from distbench.search import sweep_result
 from distbench.search.predicted import Predictor, no_plan_fits, other_work, predict_around, take_in, with_memory
 from distbench.search.space import Candidate, Space, set_up
 from distbench.search.sweep import is_here
@@ -22,8 +23,8 @@ from distbench.search.sweep_result import (
     result_of,
     undominated,
 )
-from distbench.search.sweep_text import blocks_of as sweep_blocks
 from distbench.search.sweep_text import (
+    best_text,
     cost_a_billion,
     cost_a_step,
     memory_text,
@@ -32,7 +33,9 @@ from distbench.search.sweep_text import (
     record_of,
     why,
 )
+from distbench.search.sweep_text import blocks_of as sweep_blocks
 from distbench.show.terminal import text_of
+from distbench.simulate.error_bars import Bar, DifferenceErrors
 from distbench.simulate.hardware_file import HostFigures, load_hardware
 from distbench.spec import UserError
 
@@ -221,3 +224,22 @@ def test_a_recommendation_that_the_last_round_did_not_check_says_so() -> None:
     for state, says_so in ((unchecked, True), (replace(unchecked, final=[plan]), False)):
         result = result_of(setup, state, None, {}, None)
         assert any("is unchecked" in note for note in result.notes) is says_so
+
+
+def test_ties_and_the_probability_of_the_best_follow_from_published_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ratios of two FSDP plans have an error of 4 %, so 3 % is a tie and 20 % is not."""
+    monkeypatch.setattr(sweep_result, "difference_errors", lambda: DifferenceErrors(0.04, 0.1, 10, 4))
+    bar = Bar(0.9, 1.2, 10, 4, "h100")
+    plans = [
+        plan_of(replace(prediction(step_s, candidate=Candidate((("dp_shard", number + 2),))), step_bar=bar))
+        for number, step_s in enumerate((1.0, 1.03, 1.2))
+    ]
+    found = SweepResult("mine", plans, "predicted", 1, "tokens", (), "")
+    assert [found.is_tie(plan) for plan in plans[1:]] == [True, False]
+    assert why(found)[0] == "Tie: dp_shard=3 (+3.0 % time). Measure both"
+    # Two normal errors of 0.04 / sqrt(2) each: 3 % is 0.74 deviations, of which the normal distribution has 0.77.
+    assert found.best_probability == pytest.approx(0.77, abs=0.03)
+    assert "1.00 s per step (900 ms to 1.20 s)" in recommendation(found)
+    record = record_of(plans[0], 1, None)
+    assert record["step_range_s"] == pytest.approx([0.9, 1.2]) and record["memory_range_bytes"] is None
+    assert best_text(found)[0].endswith("; ties: 1 plan")
