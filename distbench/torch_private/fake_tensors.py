@@ -22,6 +22,8 @@ NEED_VALUES = (
 # Operators of torch's lists for accelerators that autocast runs in its own dtype, and in f32.
 IN_AUTOCAST_DTYPE = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention", "conv2d")
 IN_F32 = ("softmax.int", "log_softmax.int", "layer_norm", "cross_entropy_loss", "nll_loss", "mse_loss")
+# Arguments of operators that are equal if their types and values are.
+OF_KEYS = {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 GROUPED_MM = torch.ops.aten._grouped_mm.default
 # Accelerators, but not CPUs, have kernels for these operators.
 OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
@@ -38,11 +40,45 @@ class ShapesOnly:
 
     def __init__(self) -> None:
         require("tensors without values")
-        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
         class OnNoDevice(FakeTensorMode):
             # torch.tensor(..., device=D) then makes a CPU tensor and copies it, instead of allocating memory on D.
             avoid_device_init = True
+
+            def __init__(self, **options: Any) -> None:
+                super().__init__(**options)
+                self._keys: dict[tuple[object, ...], Any] = {}
+
+            def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
+                """Return torch's key of its cache of shapes, which takes a fifth of a recording if always made anew."""
+                brief: list[object] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+                if not self._add(brief, args) or not self._add(brief, kwargs.values()):
+                    return super()._cache_key(state, func, args, kwargs)
+                brief += kwargs
+                if (key := self._keys.get(made := tuple(brief))) is None:
+                    key = self._keys[made] = super()._cache_key(state, func, args, kwargs)
+                return key
+
+            def _add(self, brief: list[object], values: Any) -> bool:
+                """Add everything on which torch's key depends; return False for a value of another kind."""
+                for value in values:
+                    kind = type(value)
+                    if kind is FakeTensor:
+                        if value.fake_mode is not self or value.constant is not None or value.layout != torch.strided:
+                            return False
+                        brief += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device)
+                        brief += (value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference())
+                        brief.append(value.untyped_storage().nbytes())
+                    elif kind is list or kind is tuple:
+                        brief += (kind, len(value))
+                        if not self._add(brief, value):
+                            return False
+                    elif kind in OF_KEYS:
+                        brief += (kind, value)
+                    else:
+                        return False
+                return True
 
             def create_symbolic_nested_int(self, **_: Any) -> Any:
                 raise NeedsValues(

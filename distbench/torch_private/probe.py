@@ -155,7 +155,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "runs of autograd": {"torch.autograd": ("_engine_run_backward",)},
     "tensors without values": {
-        FAKE: ("FakeTensorMode",),
+        FAKE: ("FakeTensorMode", "FakeTensor"),
         "torch.amp.grad_scaler": ("GradScaler._maybe_opt_step(self, optimizer, optimizer_state)",),
     },
     "simulated device": {
