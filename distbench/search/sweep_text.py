@@ -15,6 +15,8 @@ from distbench.search.sweep_result import (
     Change,
     RankedPlan,
     SweepResult,
+    SweepState,
+    plan_of,
     undominated,
 )
 from distbench.show import plots as style
@@ -70,6 +72,17 @@ def recommendation(result: SweepResult) -> str:
     return f"Recommended: {best.candidate.mesh_text}, {changes}. {', '.join(parts)} ({result.where})"
 
 
+def best_so_far(state: SweepState, world: int) -> str:
+    """Return a line with mesh, changes, step time, throughput, MFU and memory of the best predicted plan."""
+    best = plan_of(state.ranked_predictions[0])
+    assert best.prediction is not None
+    unit = "tokens" if best.prediction.num_tokens else "samples"
+    figures = f"{rate_text(best.tokens_per_s / world)} {unit}/s/device, MFU {100 * best.prediction.mfu:.0f} %"
+    tried = count_text(len(state.predictions), "plan")
+    step = f"{brief_time_text(best.step_s)} per step, {figures}, peak {memory_text(best)}"
+    return f"best of {tried} so far: {best.candidate.text}: {step}"
+
+
 def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
     capacity_bytes = result.capacity_bytes
     if plan.is_tight and capacity_bytes:
@@ -113,6 +126,16 @@ def why(result: SweepResult) -> list[str]:
     differences = path_changes(theirs, ours)[:MAX_REASONS] if theirs is not None and ours is not None else []
     differences = differences or reasons(best, next_plan)
     return [text, *(["Compared with the recommended plan: " + "; ".join(differences)] if differences else [])]
+
+
+def outside_search(result: SweepResult) -> list[str]:
+    """Return a line on options that the search does not try, and that make the recommended plan faster."""
+    parts = [
+        f"{option} ({100 * (prediction.step_s / result.best.step_s - 1):+.1f} % time, peak "
+        f"{memory_text(plan_of(prediction))})"
+        for option, prediction in result.faster_outside.items()
+    ]
+    return [f"Faster, but not part of the search: {'; '.join(parts)}"] if parts else []
 
 
 def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
@@ -160,6 +183,10 @@ def record_of_result(result: SweepResult) -> dict[str, Any]:
             for change in result.changes
         ],
         "memory_estimates": list(result.estimates),
+        "faster_outside": [
+            {"options": options, "step_s": prediction.step_s, "memory_bytes": prediction.reserved_bytes}
+            for options, prediction in result.faster_outside.items()
+        ],
         "layouts": list(result.layouts),
         "code": list(result.code),
         "command": result.command,
@@ -213,7 +240,7 @@ def blocks_of(result: SweepResult) -> list[Block]:
 
 def answer(result: SweepResult) -> tuple[str, ...]:
     """Return the recommendation, and the differences of the next plan."""
-    return (recommendation(result), *why(result))
+    return (recommendation(result), *why(result), *outside_search(result))
 
 
 def page_of_result(result: SweepResult) -> str:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.torch_private.probe import PENDING, REDUCER, Unsupported, replaced, require
+from distbench.torch_private.probe import PENDING, REDUCER, STRATEGIES, Unsupported, replaced, require
 
 # torch can rename one device type per process; the kernels exist as long as their library.
 _REGISTERED: dict[str, Any] = {}
@@ -50,14 +50,15 @@ class ShapesOnly:
                 super().__init__(**options)
                 self._keys: dict[tuple[object, ...], Any] = {}
 
-            def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
-                """Return torch's key of its cache of shapes, which takes a fifth of a recording if always made anew."""
+            def _cache_key(self, *call: Any) -> Any:
+                """Return torch's key for its cache of shapes. Keys are kept, since making keys is slow."""
+                *_, func, args, kwargs = call
                 brief: list[object] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
                 if not self._add(brief, args) or not self._add(brief, kwargs.values()):
-                    return super()._cache_key(state, func, args, kwargs)
+                    return super()._cache_key(*call)
                 brief += kwargs
                 if (key := self._keys.get(made := tuple(brief))) is None:
-                    key = self._keys[made] = super()._cache_key(state, func, args, kwargs)
+                    key = self._keys[made] = super()._cache_key(*call)
                 return key
 
             def _add(self, brief: list[object], values: Any) -> bool:
@@ -314,6 +315,44 @@ def chunks_when_asked_for() -> Iterator[None]:
 
     with replaced(_fsdp_param, "_chunk_with_empty", _Chunks):
         yield
+
+
+@contextlib.contextmanager
+def strategies_kept() -> Iterator[None]:
+    """Make DTensor expand an operator's strategy once for equal tensors, of which an optimizer steps one per layer."""
+    try:
+        require(STRATEGIES)
+    except Unsupported:  # slower, with the same result
+        yield
+        return
+    from torch.distributed.tensor._ops import utils
+
+    plain = utils.expand_to_full_mesh_op_strategy
+    kept: dict[Any, Any] = {}
+
+    def expanded(mesh: Any, schema: Any, *args: Any, **options: Any) -> Any:
+        values = (schema.op, schema.args_schema, schema.kwargs_schema, args, options)
+        try:
+            if (strategy := kept.get(key := (mesh, _key(values)))) is None:
+                strategy = kept[key] = plain(mesh, schema, *args, **options)
+        except TypeError:  # a value without a hash
+            return plain(mesh, schema, *args, **options)
+        return strategy
+
+    with replaced(utils, "expand_to_full_mesh_op_strategy", expanded):
+        yield
+
+
+def _key(value: Any) -> Any:
+    """Return an operator's arguments, with the specs of tensors, in a form with a hash."""
+    if isinstance(value, dict):
+        value = [*value.items()]
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_key, value))
+    if (strategies := getattr(value, "strategies", None)) is not None:
+        specs = [strategy.output_specs for strategy in strategies]
+        return tuple((spec, getattr(spec, "use_strided_shard_as_shard_order", None)) for spec in specs)
+    return type(value), value
 
 
 @contextlib.contextmanager
