@@ -51,7 +51,7 @@ class ShapesOnly:
                 self._keys: dict[tuple[object, ...], Any] = {}
 
             def _cache_key(self, *call: Any) -> Any:
-                """Return torch's key for its cache of shapes. Keys are kept, since making keys is slow."""
+                """Return torch's key for its cache of shapes. Keys are kept, because making keys is slow."""
                 *_, func, args, kwargs = call
                 brief: list[object] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
                 if not self._add(brief, args) or not self._add(brief, kwargs.values()):
