@@ -13,6 +13,7 @@ FACTS: dict[str, Any] = {
     "checkpoint": [],
     "is_selective": False,
     "checkpointable": ["layers.*"],
+    "compilable": True,
     "microbatches": 1,
     "parameter_bytes": 4_000,
     "trained_bytes": 4_000,

@@ -32,6 +32,8 @@ class Plain(Display):
         """Count the event, and print a line if the previous line is old enough."""
         if event["event"] == "caution":
             self._line(f"warning: {event['text']}")
+        if event["event"] == "note":
+            self._line(event["text"])
         # Relaunched ranks send the same plan again; a sweep adds cases.
         if event["event"] == "plan" and event["num_cases"] > self._total:
             if not self._total:
@@ -68,6 +70,8 @@ class Live(Display):
         match event["event"]:
             case "caution":
                 self._progress.console.print(f"warning: {clean(event['text'])}", markup=False, highlight=False)
+            case "note":
+                self._progress.console.print(clean(event["text"]), markup=False, highlight=False)
             case "plan" if event["num_cases"] > (self._progress.tasks[self._task].total or 0):
                 self._progress.update(self._task, total=event["num_cases"])
             case "case":

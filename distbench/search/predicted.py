@@ -19,6 +19,7 @@ from distbench.search.space import Candidate, Setup, lower_bound_bytes
 from distbench.search.sweep_child import Question, SweepChild
 from distbench.search.sweep_result import (
     BUBBLE,
+    CLOSE,
     COMPUTE,
     FEW,
     IDLE,
@@ -29,6 +30,7 @@ from distbench.search.sweep_result import (
     SweepState,
 )
 from distbench.show.units import disk_text
+from distbench.simulate.compile_float8 import FLOAT8_RATES
 from distbench.simulate.hardware_file import Figure, Hardware
 from distbench.simulate.recording import Collective, Recording, load_recordings
 from distbench.simulate.replay import Simulation, fullest, slowest
@@ -43,6 +45,7 @@ NUM_EXPANDED = 3  # number of best plans whose changes are tried
 # The best plans are recorded with all layers until 3 plans fit; at most 8 plans are recorded.
 NUM_WHOLE, MAX_WHOLE = 3, 8
 AT_ONCE = 8
+COMPILE = "plan.compile"
 SEARCH_SHARE = 0.6  # Share of the budget; the rest of the time is for recording all layers.
 MESH_SHARE = 0.5  # Share of the candidates; further meshes are tried after all changes of better meshes.
 
@@ -185,11 +188,11 @@ class Predictor:
                 failed.append((candidate, outcome))
                 continue
             self._few_layers_work = self._few_layers_work or not isinstance(outcome, str)
-            self.on_progress(0, 1)
             yield candidate, outcome
-        for result in failed if self._few_layers_work or not failed else self._without_few_layers(failed):
             self.on_progress(0, 1)
+        for result in failed if self._few_layers_work or not failed else self._without_few_layers(failed):
             yield result
+            self.on_progress(0, 1)
 
     def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
         """Yield outcomes of candidates that all fail with few layers, because a plan may include layers beyond them."""
@@ -253,6 +256,7 @@ def predict(state: SweepState, predictor: Predictor, limits: Limits) -> None:
         else:
             explore(state, predictor, limits)
         _confirm(state, predictor, limits)
+        _try_outside(state, predictor, limits)
     finally:
         state.layers = predictor.layers
 
@@ -370,6 +374,34 @@ def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
             memory = ("reserved_bytes", "fits", "is_tight", "takes_reserve")
             changes: dict[str, Any] = {name: getattr(outcome, name) for name in memory}
             state.predictions[candidate] = replace(few, is_whole=True, **changes)
+
+
+def _try_outside(state: SweepState, predictor: Predictor, limits: Limits) -> None:
+    """Predict the recommended plan with compilation and with float8, which the search leaves as written."""
+    hardware, facts = predictor.hardware, state.space.facts
+    best = state.ranked_predictions[0] if state.predictions else None
+    if best is None or best.fits is False or hardware.host is not None or facts["pipeline"]:
+        return
+    candidate, float8 = best.candidate, predictor.float8
+    is_open = COMPILE not in {*state.space.pinned, *state.space.axes}
+    if facts["compilable"] and is_open and limits.left_s() > 0:
+        candidate = candidate.with_choice(COMPILE, "inductor")
+        _take_faster(state, best, predictor.outcomes([candidate]), f"--set {COMPILE}=inductor")
+    modules = tuple(facts["checkpointable"])
+    if not float8 and modules and hardware.figures.keys() & FLOAT8_RATES and limits.left_s() > 0:
+        option = f"--float8 '{','.join(modules)}'"
+        options = option if candidate is best.candidate else f"--set {COMPILE}=inductor {option}"
+        predictor.float8 = modules
+        _take_faster(state, best, predictor.outcomes([candidate]), options)
+        predictor.float8 = float8
+
+
+def _take_faster(state: SweepState, best: Prediction, outcomes: Iterable[tuple[Candidate, Any]], option: str) -> None:
+    for _, outcome in outcomes:
+        if isinstance(outcome, str) or other_work(best, outcome):
+            continue
+        if outcome.step_s < best.step_s * (1 - CLOSE):
+            state.faster_outside[option] = outcome
 
 
 def require_fitting(setup: Setup, state: SweepState, hardware: Hardware) -> None:

@@ -14,6 +14,7 @@ from distbench.search.predicted import Predictor, layers_of, no_plan_error, pred
 from distbench.search.space import Candidate, Setup, set_up
 from distbench.search.sweep_child import PlanCode, SweepChild, code_of, facts_of, legal
 from distbench.search.sweep_result import Limits, SweepResult, SweepState, plans_of, result_of
+from distbench.search.sweep_text import best_so_far
 from distbench.simulate.compile_float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
@@ -133,17 +134,20 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
     setup = request.setup
     # Each stage of a pipeline has some of the layers, so all layers are recorded.
     layers = None if state.space.facts["pipeline"] else layers_of(setup.base, setup.axes)
-    num_asked = 0
+    num_asked, best = 0, None
     with display_for("sweep", request.quiet) as display:
 
         def show_progress(num_more: int, num_answered: int) -> None:
-            nonlocal num_asked
+            nonlocal num_asked, best
             num_asked += num_more
             if num_more:
                 display.event({"event": "plan", "num_cases": num_asked})
                 display.event({"event": "case", "id": "sweep/recording steps"})
             for _ in range(num_answered):
                 display.event({"event": "done", "id": "", "status": "ok"})
+            if (leader := next(iter(state.ranked_predictions), None)) not in (best, None):
+                best = leader
+                display.event({"event": "note", "text": best_so_far(state, setup.world)})
 
         try:
             predict(state, Predictor(child, setup.base, hardware, show_progress, setup.float8, layers), request.limits)

@@ -24,6 +24,7 @@ from distbench.spec.versions import installed_torch
 from distbench.version import __version__
 
 NUM_AT_ONCE = 2
+KEPT_ANSWERS = "facts", "code"  # queries with an answer file, so that a finished sweep starts no process with --reuse
 END_S = 5.0
 
 
@@ -40,6 +41,12 @@ class Question:
     variants: Sequence[Mapping[str, Any]]
     mesh: Mapping[str, int]
     about: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Answers(msgspec.Struct):
+    """Content of the file of a query's answers, one per variant."""
+
+    answers: list[Any]
 
 
 class LeftOut(msgspec.Struct):
@@ -86,6 +93,7 @@ class SweepChild:
         self._folder = folder or Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
         self._process: subprocess.Popen[bytes] | None = None
         self._said: BinaryIO | None = None
+        self._recent: set[Path] = set()  # recordings of this process
         self.num_reused = 0
         self.again: list[str] = []  # how processes ended that were started again
 
@@ -111,7 +119,7 @@ class SweepChild:
         waiting = dict(enumerate(questions))
         for place, question in enumerate(questions):
             if (recorded := self._known(question)) is not None:
-                self.num_reused += 1
+                self.num_reused += question.ask == "record" and not self._is_recent(question)
                 del waiting[place]
                 yield place, recorded
         for place, question in waiting.items():
@@ -128,6 +136,8 @@ class SweepChild:
                 self.again.append(str(ended))
             if question.ask == "record":
                 answer = self._recorded(question, answer)
+            elif question.ask in KEPT_ANSWERS and "answers" in answer:
+                write_whole(self._answers_file(question), json.dumps({"answers": answer["answers"]}))
             yield place, answer
 
     def _recorded(self, question: Question, answer: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +145,9 @@ class SweepChild:
             if answer.get("lasts"):
                 write_whole(self._kept(question, question.variants[0], ".json"), json.dumps(answer))
             return answer
-        return {**answer, "answers": [str(self._kept(question, variant)) for variant in question.variants]}
+        files = [self._kept(question, variant) for variant in question.variants]
+        self._recent.update(files)
+        return {**answer, "answers": [str(file) for file in files]}
 
     def forget(self, question: Question) -> None:
         """Delete earlier recordings of a query."""
@@ -150,7 +162,10 @@ class SweepChild:
         return list(answer["answers"])
 
     def _known(self, question: Question) -> dict[str, Any] | None:
-        if not self._resume or question.ask != "record":
+        if self._resume and question.ask in KEPT_ANSWERS and (kept := self._answers_file(question)).is_file():
+            with contextlib.suppress(UserError):
+                return msgspec.structs.asdict(read_record(kept, Answers, Format("answer", "delete it")))
+        if question.ask != "record" or not (self._resume or self._is_recent(question)):
             return None
         files = [self._kept(question, variant) for variant in question.variants]
         if all(file.is_file() for file in files):
@@ -159,6 +174,14 @@ class SweepChild:
             with contextlib.suppress(UserError):  # the query is repeated for a damaged file, as for a damaged recording
                 return msgspec.structs.asdict(read_record(why, LeftOut, Format("answer", "delete it")))
         return None
+
+    def _is_recent(self, question: Question) -> bool:
+        return all(self._kept(question, variant) in self._recent for variant in question.variants)
+
+    def _answers_file(self, question: Question) -> Path:
+        variants = [sorted(variant.items()) for variant in question.variants]
+        parts = [*self._code, self._scenario, question.ask, variants, [*question.mesh.items()]]
+        return self._folder / f"{digest(parts)}.{question.ask}.json"
 
     def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:
         """Return the file of a variant's recording, named by a digest of the recording's inputs."""

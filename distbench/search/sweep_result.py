@@ -193,6 +193,7 @@ class SweepState:
         option: the --set option with which a plan works, if no plan works without.
         estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
         traces: the communication of each plan of the last measured round.
+        faster_outside: options outside of the search, with the recommended plan's prediction if they make it faster.
         num_reused: measured rounds taken from an earlier sweep; None without --reuse.
     """
 
@@ -209,6 +210,7 @@ class SweepState:
     estimates: list[float] = field(default_factory=list)
     run_files: list[str] = field(default_factory=list)
     traces: Mapping[Candidate, Trace] = field(default_factory=dict)
+    faster_outside: dict[str, Prediction] = field(default_factory=dict)
     num_reused: int | None = None
     interrupted: bool = False
 
@@ -319,6 +321,7 @@ class SweepResult:
         traces: the communication of measured plans, if traced.
         predicted: all predicted plans, if `plans` are the measured best of them.
         estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
+        faster_outside: as in SweepState.
     """
 
     title: str
@@ -338,6 +341,7 @@ class SweepResult:
     traces: Mapping[Candidate, Trace] = field(default_factory=dict)
     predicted: Sequence[RankedPlan] = ()
     estimates: Sequence[float] = ()
+    faster_outside: Mapping[str, Prediction] = field(default_factory=dict)
 
     @property
     def best(self) -> RankedPlan:
@@ -426,6 +430,7 @@ def result_of(
         traces=state.traces,
         predicted=predicted if is_measured else (),
         estimates=state.estimates,
+        faster_outside={} if is_measured else state.faster_outside,
     )
 
 

@@ -14,6 +14,8 @@ from distbench.search.sweep_result import (
     Change,
     RankedPlan,
     SweepResult,
+    SweepState,
+    plan_of,
     undominated,
 )
 from distbench.show import plots as style
@@ -69,6 +71,17 @@ def recommendation(result: SweepResult) -> str:
         per_hour = f"at {result.price:g} per device-hour"
         parts.append(f"{step:.3g} per step and {billion:,.4g} per billion {result.unit} {per_hour}")
     return f"Recommended: {best.candidate.mesh_text}, {changes}. {', '.join(parts)} ({result.where})"
+
+
+def best_so_far(state: SweepState, world: int) -> str:
+    """Return a line with mesh, changes, step time, throughput, MFU and memory of the best predicted plan."""
+    best = plan_of(state.ranked_predictions[0])
+    assert best.prediction is not None
+    unit = "tokens" if best.prediction.num_tokens else "samples"
+    figures = f"{rate_text(best.tokens_per_s / world)} {unit}/s/device, MFU {100 * best.prediction.mfu:.0f} %"
+    tried = count_text(len(state.predictions), "plan")
+    step = f"{brief_time_text(best.step_s)} per step, {figures}, peak {memory_text(best)}"
+    return f"best of {tried} so far: {best.candidate.text}: {step}"
 
 
 def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
@@ -131,6 +144,16 @@ def why(result: SweepResult) -> list[str]:
     return [text, *(["Compared with the recommended plan: " + "; ".join(differences)] if differences else [])]
 
 
+def outside_search(result: SweepResult) -> list[str]:
+    """Return a line on options that the search does not try, and that make the recommended plan faster."""
+    parts = [
+        f"{option} ({100 * (prediction.step_s / result.best.step_s - 1):+.1f} % time, peak "
+        f"{memory_text(plan_of(prediction))})"
+        for option, prediction in result.faster_outside.items()
+    ]
+    return [f"Faster, but not part of the search: {'; '.join(parts)}"] if parts else []
+
+
 def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
     """Return the parts of a step in which the other plan needs more or less time, the largest differences first."""
     ours, theirs = best.prediction, other_plan.prediction
@@ -177,6 +200,10 @@ def record_of_result(result: SweepResult) -> dict[str, Any]:
             for change in result.changes
         ],
         "memory_estimates": list(result.estimates),
+        "faster_outside": [
+            {"options": options, "step_s": prediction.step_s, "memory_bytes": prediction.reserved_bytes}
+            for options, prediction in result.faster_outside.items()
+        ],
         "layouts": list(result.layouts),
         "code": list(result.code),
         "command": result.command,
@@ -232,7 +259,7 @@ def blocks_of(result: SweepResult) -> list[Block]:
 
 def answer(result: SweepResult) -> tuple[str, ...]:
     """Return the recommendation, and the differences of the next plan."""
-    return (recommendation(result), *best_text(result), *why(result))
+    return (recommendation(result), *best_text(result), *why(result), *outside_search(result))
 
 
 def page_of_result(result: SweepResult) -> str:

@@ -41,6 +41,7 @@ from distbench.spec.errors import UserError, nearest
 from distbench.spec.plan import folded, matching
 
 DEFAULT_STREAM = 0
+FLOAT8_RATES = {"peak_fp8_flops", "matmul_fp8_flops"}  # figures of a machine with float8
 FLOAT8, HALF = "float8", ("bf16", "f16")
 # The cast waits for the largest element of the whole tensor, so it cannot be part of the kernel that made the tensor.
 CAST, LARGEST = "float8.cast", "float8.largest"
@@ -261,7 +262,7 @@ def patterns_of(text: str, hardware: Hardware) -> tuple[str, ...]:
     patterns = tuple(part.strip() for part in text.split(","))
     if not all(patterns):
         raise UserError(f"--float8 {text!r} has no modules; give glob patterns, such as --float8 'layers.*'")
-    if not hardware.figures.keys() & {"peak_fp8_flops", "matmul_fp8_flops"}:
+    if not hardware.figures.keys() & FLOAT8_RATES:
         problem = f"hardware file {hardware.name} has no float8 rate (peak_fp8_flops)"
         raise UserError(f"{problem}; leave --float8 out, or use --hardware with a float8 rate, such as h100")
     return patterns

@@ -36,6 +36,7 @@ from distbench.torch_private import (
     forget_layouts_of_backward,
     is_strided_shard,
     meshes_with_values,
+    strategies_kept,
     tensors_in,
 )
 
@@ -191,7 +192,7 @@ def _built(
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, values: KnownValues, recorder: Recorder) -> None:
     messages = StageMessages(recorder, context.rank)
-    with shapes.on(), values.on(step.model), recorder.on(), messages.on(), meshes_with_values():
+    with shapes.on(), values.on(step.model), recorder.on(), messages.on(), meshes_with_values(), strategies_kept():
         recorder.begin_step()
         for _ in range(step.num_setup_steps):
             step(no_stamp)

@@ -45,6 +45,7 @@ from distbench.torch_private.fake_tensors import (
     pinned,
     reducers_on_host,
     simulated_device,
+    strategies_kept,
     streams_of_accelerator,
     waited_for_when_used,
     with_values_again,

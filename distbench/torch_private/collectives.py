@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distbench.torch_private.probe import KERNELS, STORE, replaced, require
 
+READS_DEVICE = torch.ops.prim.device.default
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
@@ -81,6 +82,9 @@ class _Mode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Half of the dispatches of a recorded step: C++ reads the device of a tensor without values.
+        if func is READS_DEVICE:
+            return args[0].device
         # Subclasses dispatch first; the operators that they issue return here with plain tensors.
         if any(issubclass(kind, self._own_dispatch) for kind in types):
             return NotImplemented
@@ -257,9 +261,16 @@ def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Return the arguments of an operator that the operator writes to."""
+    if not (names := _written_names(func)):
+        return []
     arguments = arguments_of(func, args, kwargs)
-    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     return [tensor for name in names for tensor in tensors_in(arguments.get(name))]
+
+
+@functools.cache
+def _written_names(func: Any) -> tuple[str, ...]:
+    infos = ((one.name, one.alias_info) for one in func._schema.arguments)
+    return tuple(name for name, info in infos if info is not None and info.is_write)
 
 
 class EndedWork(dist.Work):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.torch_private.probe import PENDING, REDUCER, Unsupported, replaced, require
+from distbench.torch_private.probe import PENDING, REDUCER, STRATEGIES, Unsupported, replaced, require
 
 # torch can rename one device type per process; the kernels exist as long as their library.
 _REGISTERED: dict[str, Any] = {}
@@ -22,6 +22,8 @@ NEED_VALUES = (
 # Operators of torch's lists for accelerators that autocast runs in its own dtype, and in f32.
 IN_AUTOCAST_DTYPE = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention", "conv2d")
 IN_F32 = ("softmax.int", "log_softmax.int", "layer_norm", "cross_entropy_loss", "nll_loss", "mse_loss")
+# Arguments of operators that are equal if their types and values are.
+OF_KEYS = {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 GROUPED_MM = torch.ops.aten._grouped_mm.default
 # Accelerators, but not CPUs, have kernels for these operators.
 OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
@@ -38,11 +40,46 @@ class ShapesOnly:
 
     def __init__(self) -> None:
         require("tensors without values")
-        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
         class OnNoDevice(FakeTensorMode):
             # torch.tensor(..., device=D) then makes a CPU tensor and copies it, instead of allocating memory on D.
             avoid_device_init = True
+
+            def __init__(self, **options: Any) -> None:
+                super().__init__(**options)
+                self._keys: dict[tuple[object, ...], Any] = {}
+
+            def _cache_key(self, *call: Any) -> Any:
+                """Return torch's key for its cache of shapes. Keys are kept, because making keys is slow."""
+                *_, func, args, kwargs = call
+                brief: list[object] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+                if not self._add(brief, args) or not self._add(brief, kwargs.values()):
+                    return super()._cache_key(*call)
+                brief += kwargs
+                if (key := self._keys.get(made := tuple(brief))) is None:
+                    key = self._keys[made] = super()._cache_key(*call)
+                return key
+
+            def _add(self, brief: list[object], values: Any) -> bool:
+                """Add everything on which torch's key depends; return False for a value of another kind."""
+                for value in values:
+                    kind = type(value)
+                    if kind is FakeTensor:
+                        if value.fake_mode is not self or value.constant is not None or value.layout != torch.strided:
+                            return False
+                        brief += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device)
+                        brief += (value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference())
+                        brief.append(value.untyped_storage().nbytes())
+                    elif kind is list or kind is tuple:
+                        brief += (kind, len(value))
+                        if not self._add(brief, value):
+                            return False
+                    elif kind in OF_KEYS:
+                        brief += (kind, value)
+                    else:
+                        return False
+                return True
 
             def create_symbolic_nested_int(self, **_: Any) -> Any:
                 raise NeedsValues(
@@ -278,6 +315,44 @@ def chunks_when_asked_for() -> Iterator[None]:
 
     with replaced(_fsdp_param, "_chunk_with_empty", _Chunks):
         yield
+
+
+@contextlib.contextmanager
+def strategies_kept() -> Iterator[None]:
+    """Make DTensor expand an operator's strategy once for equal tensors, of which an optimizer steps one per layer."""
+    try:
+        require(STRATEGIES)
+    except Unsupported:  # slower, with the same result
+        yield
+        return
+    from torch.distributed.tensor._ops import utils
+
+    plain = utils.expand_to_full_mesh_op_strategy
+    kept: dict[Any, Any] = {}
+
+    def expanded(mesh: Any, schema: Any, *args: Any, **options: Any) -> Any:
+        values = (schema.op, schema.args_schema, schema.kwargs_schema, args, options)
+        try:
+            if (strategy := kept.get(key := (mesh, _key(values)))) is None:
+                strategy = kept[key] = plain(mesh, schema, *args, **options)
+        except TypeError:  # a value without a hash
+            return plain(mesh, schema, *args, **options)
+        return strategy
+
+    with replaced(utils, "expand_to_full_mesh_op_strategy", expanded):
+        yield
+
+
+def _key(value: Any) -> Any:
+    """Return an operator's arguments, with the specs of tensors, in a form with a hash."""
+    if isinstance(value, dict):
+        value = [*value.items()]
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_key, value))
+    if (strategies := getattr(value, "strategies", None)) is not None:
+        specs = [strategy.output_specs for strategy in strategies]
+        return tuple((spec, getattr(spec, "use_strided_shard_as_shard_order", None)) for spec in specs)
+    return type(value), value
 
 
 @contextlib.contextmanager

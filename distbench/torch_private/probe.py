@@ -58,6 +58,7 @@ KERNELS = "kernels around collectives"
 STORE = "store of the default process group"
 BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
+STRATEGIES = "strategies of DTensor's operators"
 REDUCER = "DDP's reducer on a simulated device"
 STAGES_AGREE = "pipelines on a fake process group"
 V_SCHEDULES = "schedules with stages in a V, on gloo"
@@ -155,7 +156,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "runs of autograd": {"torch.autograd": ("_engine_run_backward",)},
     "tensors without values": {
-        FAKE: ("FakeTensorMode",),
+        FAKE: ("FakeTensorMode", "FakeTensor"),
         "torch.amp.grad_scaler": ("GradScaler._maybe_opt_step(self, optimizer, optimizer_state)",),
     },
     "simulated device": {
@@ -171,6 +172,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed.tensor._sharding_prop": ("ShardingPropagator._propagate_tensor_meta_non_cached",),
         "torch.distributed": ("Backend.backend_capability", "Backend.default_device_backend_map"),
     },
+    STRATEGIES: {"torch.distributed.tensor._ops.utils": ("expand_to_full_mesh_op_strategy(mesh, op_schema)",)},
     "chunks of parameters": {FSDP_PARAM: ("_chunk_with_empty(tensor, num_chunks, dim)",)},
     "fake process group": {
         "torch.testing._internal.distributed.fake_pg": ("FakeStore",),

@@ -448,6 +448,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
         "checkpoint": list(plan.checkpoint),
         "is_selective": plan.checkpoint_context is not None,
         "checkpointable": list(checkpointable(plan)),
+        "compilable": plan.compile is None and scenario.step is None,
         "microbatches": None if scenario.step is not None else plan.microbatches,
         "parameter_bytes": _num_bytes(on_device),
         "trained_bytes": _num_bytes(trained),

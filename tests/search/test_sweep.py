@@ -73,7 +73,9 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
     with children.forked():
         first = sweep(*asked, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-        resumed = sweep(*asked, "--reuse", "--quiet", "--format", "json", "--page", str(out / "page.html"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SweepChild, "_started", lambda _: pytest.fail("a finished sweep starts no process"))
+            resumed = sweep(*asked, "--reuse", "--quiet", "--format", "json", "--page", str(out / "page.html"))
         small = sweep(*asked, "--reuse", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
             (facts,) = child.answers(Question("facts", [{}], {"dp_shard": 2}))

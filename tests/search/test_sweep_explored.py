@@ -136,6 +136,18 @@ def test_what_may_go_well_another_time_is_not_remembered(tmp_path: Path, lasts: 
     assert (child._known(question) is not None) is lasts
 
 
+def test_a_damaged_file_of_answers_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = set_up("tp_mlp", (), 2, None, True).entry
+    child = SweepChild(entry.file, entry.name, tmp_path, resume=True)
+    question = Question("facts", [{"dim": 8}], {"tp": 2})
+    child._answers_file(question).write_text('{"answers": [{"fsdp": null}]}')
+    assert child.answers(question) == [{"fsdp": None}] and child.num_reused == 0
+    child._answers_file(question).write_text('{"answers": [')
+    monkeypatch.setattr(SweepChild, "_started", lambda _: (_ for _ in ()).throw(InterruptedError))
+    with pytest.raises(InterruptedError):
+        child.answers(question)
+
+
 def rounds_of(out: Path) -> tuple[measured_module.Rounds, SweepState]:
     state, setup = SweepState(space()), set_up("tp_mlp", (), 2, None, True)
     return measured_module.Rounds(setup, Limits(5, 60.0), state, out=out, resume=False, quiet=True), state
@@ -208,3 +220,28 @@ def test_the_two_best_changes_are_tried_together() -> None:
     both = (("plan.checkpoint", "full"), ("plan.prefetch", 2))
     assert [one.choices for one in combined(plans, known)] == [both]
     assert combined([measured(0.8, ("plan.prefetch", 2)), measured(0.7)], known) == []
+
+
+def test_options_outside_of_the_search_that_make_the_best_plan_faster_are_named() -> None:
+    class Known:
+        """Compilation takes 10 % less time, float8 with it 30 %."""
+
+        hardware = load_hardware("h100")
+        float8: tuple[str, ...] = ()
+
+        def outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Prediction]]:
+            for one in candidates:
+                yield one, prediction(1.0 - 0.1 * len(one.choices) - 0.2 * len(self.float8), candidate=one)
+
+    state, known = SweepState(space()), Known()
+    state.predictions = {space().meshes[0]: prediction(1.0)}
+    prediction_module._try_outside(state, cast(Predictor, known), Limits(80, 600.0))
+    compiled = "--set plan.compile=inductor"
+    times = {option: round(one.step_s, 3) for option, one in state.faster_outside.items()}
+    assert times == {compiled: 0.9, f"{compiled} --float8 'layers.*'": 0.7} and known.float8 == ()
+    pinned = SweepState(replace(space(), pinned=frozenset(["plan.compile"])), predictions=state.predictions)
+    prediction_module._try_outside(pinned, cast(Predictor, known), Limits(80, 600.0))
+    assert [*pinned.faster_outside] == ["--float8 'layers.*'"]
+    late = SweepState(space(), predictions=state.predictions)
+    prediction_module._try_outside(late, cast(Predictor, known), Limits(80, -1.0))
+    assert not late.faster_outside
