@@ -25,7 +25,8 @@ from distbench.spec.mesh import group_shape
 from distbench.spec.printable_text import count_text
 
 FSDP, DDP = "fsdp", "ddp"
-NODE_HOP = 1.9 / 4.0  # a hop within a node over a network's hop: LL128's latencies in a ring, NCCL src/graph/tuning.cc
+# Time of a hop within the node, divided by that of a hop over the network (ring, LL128: NCCL src/graph/tuning.cc).
+NODE_HOP = 1.9 / 4.0
 WORTH_SAYING = 0.01  # smallest extrapolated share of the step that is reported
 
 

@@ -67,7 +67,7 @@ def test_the_header_says_on_what_and_what_was_assumed(path: Path, run: Run) -> N
     )
     said = about.simulated
     assert said["hardware"]["figures"]["host_s"].keys() == {"value", "basis", "source"} and said["ranks"] == [0]
-    assert "attention_half_length" in said["guess"] and said["fitted"] == [] and said["not_simulated"]
+    assert "attention_half_length" in said["guess"] and "device_spread" in said["fitted"] and said["not_simulated"]
     assert said["extrapolated"]["ring_bytes_per_s"] == "peer_bytes_per_s"
 
 
@@ -134,8 +134,9 @@ def said(*arguments: object) -> str:
 
 
 def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
-    assert "simulated on h100 (13 guessed, 3 extrapolated figures), not measured: a step 5.00 s, 3 GiB" in said(
-        "report", path
+    assert (
+        "simulated on h100 (9 guessed, 4 fitted, 3 extrapolated figures), not measured: a step 5.00 s, 3 GiB"
+        in said("report", path)
     )
     full = said("report", path, "--full", "--page", tmp_path / "page.html")
     assert "simulated step time and memory" in full and "simulated, not measured: on h100, rank 0 of 8" in full
@@ -167,7 +168,7 @@ def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: P
     assert "the same communication" in text
     assert "times are of simulated steps" in text and "an untraced step" not in text
     for shown in (text, said("report", "--paths", path), said("compare", path, path)):
-        assert "simulated with hardware file h100, 13 guessed, 3 extrapolated figures" in shown
+        assert "simulated with hardware file h100, 9 guessed, 4 fitted, 3 extrapolated figures" in shown
 
 
 def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> None:
