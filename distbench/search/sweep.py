@@ -134,19 +134,20 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
     setup = request.setup
     # Each stage of a pipeline has some of the layers, so all layers are recorded.
     layers = None if state.space.facts["pipeline"] else layers_of(setup.base, setup.axes)
-    num_asked, best = 0, None
+    num_asked = 0
+    best_shown: Prediction | None = None
     with display_for("sweep", request.quiet) as display:
 
         def show_progress(num_more: int, num_answered: int) -> None:
-            nonlocal num_asked, best
+            nonlocal num_asked, best_shown
             num_asked += num_more
             if num_more:
                 display.event({"event": "plan", "num_cases": num_asked})
                 display.event({"event": "case", "id": "sweep/recording steps"})
             for _ in range(num_answered):
                 display.event({"event": "done", "id": "", "status": "ok"})
-            if (leader := next(iter(state.ranked_predictions), None)) not in (best, None):
-                best = leader
+            if (leader := next(iter(state.ranked_predictions), None)) not in (best_shown, None):
+                best_shown = leader
                 display.event({"event": "note", "text": best_so_far(state, setup.world)})
 
         try:
