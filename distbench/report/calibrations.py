@@ -143,7 +143,7 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
         axes.legend(fontsize=8, loc="upper left", handlelength=1.2, borderaxespad=0.1)
 
 
-def _kind(sample: Sample) -> tuple[float, int]:
+def _kind(sample: Sample) -> tuple[float, float]:
     """The rounded number of copies, and the number of messages, which are the same for all samples of a curve."""
     return round(sample.num_copies, 1), sample.num_messages
 

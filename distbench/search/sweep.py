@@ -13,7 +13,7 @@ from distbench.search.measured import NUM_FINAL, Rounds, changes_of_best, claim_
 from distbench.search.predicted import Predictor, layers_of, no_plan_error, predict, require_fitting, with_memory
 from distbench.search.space import Candidate, Setup, set_up
 from distbench.search.sweep_child import PlanCode, SweepChild, code_of, facts_of, legal
-from distbench.search.sweep_result import Limits, SweepResult, SweepState, plans_of, result_of
+from distbench.search.sweep_result import Limits, Prediction, SweepResult, SweepState, plans_of, result_of
 from distbench.search.sweep_text import best_so_far
 from distbench.simulate.compile_float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
