@@ -48,7 +48,7 @@ def main() -> list[Row]:
         newest = list(write_runs(results))[-1]
         away = FOLDER / newest.name
         newest.rename(away)
-        command = ["site", "--results", str(results), "-o", str(site), "--run-pages", "0", "--json"]
+        command = ["site", "--results", str(results), "--output-dir", str(site), "--run-pages", "0", "--json"]
         before_s = children_s()
         _, first_gb = measure(command, FOLDER / "output")
         first_s = children_s() - before_s

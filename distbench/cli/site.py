@@ -30,9 +30,7 @@ from distbench.spec.errors import UserError
     default=Path("results"),
     help="Results folder. It may be a file of another tool. [results]",
 )
-@click.option(
-    "-o", "--output-dir", "folder", type=PATH, metavar="DIR", default=Path("site"), help="Folder to write. [site]"
-)
+@click.option("--output-dir", "folder", type=PATH, metavar="DIR", default=Path("site"), help="Folder to write. [site]")
 @click.option(
     "--run-pages",
     "num_run_pages",
@@ -55,12 +53,12 @@ def site(
     those that distbench history reports. The pages need no server and no network.
 
     An index in the results folder (.distbench-index.sqlite) stores the numbers of each run file, so that only new and
-    changed files are read. The folder of -o is replaced as a whole. A folder with files that distbench site did not
+    changed files are read. The folder of --output-dir is replaced as a whole. A folder with files that distbench site did not
     write is rejected.
 
     \b
     Example:
-      distbench site --results results -o site
+      distbench site --results results --output-dir site
     """
     from distbench.records.run_index import open_index
     from distbench.report.site import require_own, write_site

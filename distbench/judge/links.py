@@ -22,6 +22,8 @@ MIN_LIKE = 4  # an outlier needs at least this many comparable items
 # Retransmitted segments, as a share and as a number, above which packets are lost. A lost packet of a host with
 # segmentation offload counts as up to 45 segments.
 MAX_LOSS, LEAST_AGAIN = 0.001, 20
+# No cable can lose packets of this interface. Its segments are retransmitted if a busy CPU acknowledges them late.
+LOOPBACK = "lo"
 Ranks = tuple[int, ...]
 Segments = tuple[int, int]  # sent, retransmitted
 
@@ -99,7 +101,7 @@ def link_run_of(run: Run) -> LinkRun | None:
 
 
 def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[tuple[Ranks, int, str], Segments]:
-    """The TCP segments by pair, rank and interface, summed over the cases."""
+    """The TCP segments by pair, rank and interface other than LOOPBACK, summed over the cases."""
     totals: dict[tuple[Ranks, int, str], Segments] = {}
     for case in cases:
         by_rank = (case.get("counters") or {}).get("tcp_segments") or []
@@ -107,8 +109,9 @@ def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> di
         pair_of = {rank: tuple(pair) for pair in pairs or () for rank in pair}
         for rank, interfaces in enumerate(by_rank[: len(hosts)]):
             for interface, segments in interfaces.items():
-                key = pair_of.get(rank, ()), rank, interface
-                totals[key] = _sum((totals.get(key, (0, 0)), segments))
+                if interface != LOOPBACK:
+                    key = pair_of.get(rank, ()), rank, interface
+                    totals[key] = _sum((totals.get(key, (0, 0)), segments))
     return totals
 
 

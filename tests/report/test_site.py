@@ -22,7 +22,7 @@ from distbench.statistics import change_points as statistics
 
 def site(results: Path, folder: Path, *arguments: str) -> tuple[int, str, str]:
     done = CliRunner().invoke(
-        main, ["site", "--results", str(results), "-o", str(folder), "--run-pages", "0", *arguments]
+        main, ["site", "--results", str(results), "--output-dir", str(folder), "--run-pages", "0", *arguments]
     )
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout, done.stderr
@@ -174,10 +174,10 @@ def only_new(source: str, target: str) -> None:
 
 
 def test_pages_of_runs_are_written_for_the_newest_and_stay(runs: Path, tmp_path: Path) -> None:
-    CliRunner().invoke(main, ["site", "--results", str(runs), "-o", str(tmp_path / "site")])
+    CliRunner().invoke(main, ["site", "--results", str(runs), "--output-dir", str(tmp_path / "site")])
     first = (tmp_path / "site" / "runs" / "23.html").stat().st_mtime_ns
     shutil.copytree(write_runs(tmp_path / "more", count=25), runs, dirs_exist_ok=True, copy_function=only_new)
-    CliRunner().invoke(main, ["site", "--results", str(runs), "-o", str(tmp_path / "site"), "-q"])
+    CliRunner().invoke(main, ["site", "--results", str(runs), "--output-dir", str(tmp_path / "site"), "-q"])
     pages = sorted((tmp_path / "site" / "runs").iterdir())
     assert [page.name for page in pages] == ["23.html", "24.html"] and pages[0].stat().st_mtime_ns == first
     text = (tmp_path / "site" / "collectives-on-box-1-tp-4.html").read_text()

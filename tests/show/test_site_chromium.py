@@ -31,7 +31,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     write_runs(folder / "results")
     write_runs(folder / "results", "box-2", 20, {SLOWER: [(9, 99, 1.3)]})
-    done = CliRunner().invoke(main, ["site", "--results", str(folder / "results"), "-o", str(folder / "out"), "-q"])
+    done = CliRunner().invoke(
+        main, ["site", "--results", str(folder / "results"), "--output-dir", str(folder / "out"), "-q"]
+    )
     assert done.exit_code == 0, done.output
     return folder / "out"
 
