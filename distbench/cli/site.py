@@ -53,8 +53,8 @@ def site(
     those that distbench history reports. The pages need no server and no network.
 
     An index in the results folder (.distbench-index.sqlite) stores the numbers of each run file, so that only new and
-    changed files are read. The folder of --output-dir is replaced as a whole. A folder with files that distbench site did not
-    write is rejected.
+    changed files are read. The folder of --output-dir is replaced as a whole. A folder with files that distbench site
+    did not write is rejected.
 
     \b
     Example:

@@ -197,7 +197,9 @@ def write_site(
             target.rename(old)
         new.rename(target)
     except OSError as error:
-        raise UserError(f"-o {folder} cannot be written ({error.strerror or error}); give another folder") from error
+        raise UserError(
+            f"--output-dir {folder} cannot be written ({error.strerror or error}); give another folder"
+        ) from error
     finally:
         if old.exists() and not target.exists():
             old.rename(target)
@@ -211,7 +213,7 @@ def require_own(folder: Path) -> None:
     if not os.path.lexists(folder):
         return
     if not folder.is_dir():
-        raise UserError(f"-o {folder} is not a folder; give a new folder")
+        raise UserError(f"--output-dir {folder} is not a folder; give a new folder")
     files = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     digests: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
