@@ -269,11 +269,14 @@ class Profile:
         return replace(self, lines=tuple(lines.values()))
 
     def natively(self) -> "Profile":
-        """Return the profile for native all-to-alls, which DTensor on gloo replaces by all-gathers by default."""
+        """Return the profile for native all-to-alls, which DTensor on gloo replaces by all-gathers by default. An
+        all-to-all without a native measurement keeps its price.
+        """
         if self.backend != "gloo":
             return self
         native = [msgspec.structs.replace(line, op=ALL_TO_ALL) for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
-        return replace(self, lines=(*(line for line in self.lines if line.op != ALL_TO_ALL), *native))
+        replaced = {line.key for line in native}
+        return replace(self, lines=(*(line for line in self.lines if line.key not in replaced), *native))
 
     def digest(self) -> str:
         """Return a short hash of all inputs of plans, to compare ranks: ranks with different plans would hang."""

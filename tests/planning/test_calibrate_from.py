@@ -198,7 +198,7 @@ def test_what_is_left_out_or_doubtful_is_stated(
         ("is not a file of nccl-tests", {"change": lambda data: data.clear()}),
         ("21 results left out (the first: 3 elements are wrong)",
          {"change": lambda data: [row["out_of_place"].update(nwrong=3.0) for row in data["results"]]}),
-        ("times do not rise with the size",
+        ("times do not increase with the size",
          {"change": lambda data: [row["out_of_place"].update(time=9.0, bus_bw=None) for row in data["results"]],
           "options": ("--base", "h100")}),
         ("--base 'h1000' is unknown (nearest: h100", {"options": ("--base", "h1000")}),
