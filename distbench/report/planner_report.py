@@ -194,7 +194,7 @@ def code_for(planner: str, profile: str) -> tuple[str, ...]:
     if name == "direct":
         return (
             "from distbench import redistribute",
-            'plan = redistribute.plan("S(0)R", "RS(0)", x.shape, mesh, "profile.json")  # once, with your placements',
+            f'plan = redistribute.plan("S(0)R", "RS(0)", x.shape, mesh, "{profile}")  # once, with your placements',
             "local = redistribute.execute(x.to_local(), plan)  # any number of times",
         )
     imports = ["import distbench"] if native or name == "calibrated" else []

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from distbench.report import render
 from distbench.report.planner_report import code_for
 from distbench.spec.errors import UserError
-from distbench.torch_private import fake_mesh
+from distbench.torch_private import fake_ranks
 
 NOWHERE = Path("nowhere")
 GOLDEN = ROOT / "tests" / "golden"
@@ -171,7 +171,7 @@ def test_lines_of_code_run_and_import_nothing_private_of_ours(planner: str) -> N
     lines = code_for(planner, str(ROOT / "profiles" / "h100_8x_ib.json"))
     assert not re.search(r"distbench\.\w+\.|from distbench\.", "\n".join(lines))
     moved = []
-    with fake_mesh((2, 2), 1) as mesh:
+    with fake_ranks({"dp_shard": 2, "tp": 2}) as mesh:
         x = DTensor.from_local(torch.ones(4, 2), mesh, [Shard(0), Replicate()])
         names = {"x": x, "mesh": mesh, "train": lambda: moved.append(x.redistribute(mesh, [Replicate(), Shard(0)]))}
         exec("\n".join(lines), names)
