@@ -78,7 +78,7 @@ class LinkOptions:
         help="Exit with 1 if a rank, host or link is slow, with 3 if the verdict is unknown.",
     )
     against: Path | None = option(  # noqa: RUF009 - it makes a field
-        "--against", type=PATH, metavar="RUN", help="Compare links with this earlier run."
+        "--against", type=PATH, metavar="SOURCE", help="Compare with these figures. An earlier run of links."
     )
     expect: str | None = option(
         "--expect", metavar="HARDWARE", help="Compare the links' rates with this hardware (h100, or a file)."

@@ -58,11 +58,17 @@ RECORDINGS_SHOWN = 20  # of --against, per line of progress
 @click.option("--recording", type=PATH, metavar="FILE", help="Replay this recording instead of a SCENARIO.")
 @click.option(
     "--against",
-    metavar="FILE|FOLDER",
-    help="Simulate the published steps of a CSV file or of a folder of CSV files, and compare. 'published' is the "
+    type=PATH,
+    metavar="SOURCE",
+    help="Compare with these figures. A CSV file of published steps, or a folder of such files; 'published' is the "
     "record that distbench has. --save FILE writes the residuals, --picture FILE draws them.",
 )
-@click.option("--picture", type=PATH, metavar="FILE", help="Draw the residuals of --against by class (.svg, .png).")
+@click.option(
+    "--picture",
+    type=PATH,
+    metavar="FILE",
+    help="Also draw a picture (.svg, .png). The residuals of --against by class.",
+)
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 @click.option(
     "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
@@ -83,7 +89,7 @@ def simulate(
     save: Path | None,
     chakra: Path | None,
     recording: Path | None,
-    against: str | None,
+    against: Path | None,
     picture: Path | None,
     out: Path,
     label: str,
@@ -124,7 +130,7 @@ def simulate(
             "recording",
         )
         refuse_with("--against", "scenario", "hardware", *options, "label")
-        _against(against, out, save, picture, form)
+        _against(str(against), out, save, picture, form)
         return
     refuse_without("--against", "picture")
     environment: dict[str, Any] = {}  # empty for a recording, which has another commit and machine

@@ -173,7 +173,7 @@ def shuffled(optimizer: Around) -> None:
         (nothing_of_norms, "the optimizer never changes norm.weight on rank 0"),
         (twice, "step count of norm.weight on rank 0 is 2 times one device's"),
         (without_average, "the optimizer never changes ema of"),
-        (decaying, "times its own value, since weight decay"),
+        (decaying, "weight decay applies either on the ranks or on one device"),
         (RateOfItsOwn, "lr of norm.weight is 0.02 on rank 0 and 0.01 on one device"),
         (with_noise, "draws random numbers on rank 0"),
         (with_nan, "has another shape than one device's, or is not a number"),

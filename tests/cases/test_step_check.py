@@ -188,7 +188,7 @@ class FakeStep:
 
     unshards_output, gradient_scale, num_data_parallel = False, 1.0, 2
     units: list[Any] = []  # noqa: RUF012
-    pipeline, plan, default_dtype = None, ParallelPlan(), torch.float32
+    pipeline, plan, default_dtype, optimizer = None, ParallelPlan(), torch.float32, None
 
     def __init__(self, scenario: Scenario, off: float = 0.0) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss

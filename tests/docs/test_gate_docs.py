@@ -259,7 +259,7 @@ def test_the_page_lists_every_field_and_every_verdict() -> None:
     from distbench.statistics.verdicts import VERDICTS
 
     flat = " ".join(PAGE.split())
-    assert f"Fields that must agree: {', '.join(MUST_AGREE)}" in flat
+    assert f"Fields that must be equal: {', '.join(MUST_AGREE)}" in flat
     assert re.findall(r"^\| (\w+) \|", PAGE.split("### Verdicts")[1].split("\n##")[0], re.MULTILINE) == [
         "verdict",
         *VERDICTS,

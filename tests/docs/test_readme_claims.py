@@ -64,7 +64,7 @@ def test_bench_prints_a_table_and_says_what_does_not_exist(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["sprint"]) == 2
-    assert "no benchmark 'sprint'; there are any_numbers, assertions," in capsys.readouterr().err
+    assert "no benchmark 'sprint'; there are accuracy, any_numbers," in capsys.readouterr().err
 
     rows = [("list", 4.0, 3.0), ("help", 2.0, 3.0)]
     monkeypatch.setattr(benchmarks.__main__, "measured", lambda *_: rows)

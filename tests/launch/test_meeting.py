@@ -148,7 +148,7 @@ def test_a_rank_that_waits_says_once_where_and_what_answers(capsys: pytest.Captu
         )
         listening.listen()
         Meeting(Joined(2, 4, {"LOCAL_RANK": "0"}, address)).waited(21)
-        assert "This address responds" in capsys.readouterr().err
+        assert "The address responds" in capsys.readouterr().err
         Meeting(Joined(3, 4, {"LOCAL_RANK": "1"}, address)).waited(21)
         Meeting(None).waited(21)
         assert not capsys.readouterr().err

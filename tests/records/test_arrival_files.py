@@ -145,7 +145,7 @@ def test_two_files_of_a_rank_two_kinds_and_an_empty_folder_are_refused(tmp_path:
     assert "the folder has no file" in watched(tmp_path)[1]
     for name in ("a_0", "b_0"):
         (tmp_path / name).write_bytes(pickle.dumps(flight_record(0, 0), 2))
-    assert "are both of rank 0; give one file per rank" in watched(tmp_path)[1]
+    assert "are both files of rank 0; give one file per rank" in watched(tmp_path)[1]
     (tmp_path / "b_0").write_text(json.dumps(inspector_lines(0, 0, "v4.0")[0]))
     assert "give one kind" in watched(tmp_path)[1]
     (tmp_path / "b_0").write_bytes(b"")
