@@ -95,7 +95,7 @@ class JobRecord:
         self.spent_s.update(ended.spent_s)
         self.measuring_s += ended.measuring_s
         self.cut_logs.update(ended.cut_logs)
-        if ended.running and ended.status != "complete" and not ended.cause.user_can_fix:
+        if ended.running and ended.status != "complete":
             self._add_row(ended, ended.running)
 
     def _add_row(self, ended: Attempt, case: Case) -> None:
@@ -105,6 +105,8 @@ class JobRecord:
         if written_status is not None and ended.pass_number == 0:
             # The rank died between writing its row and reporting it.
             self.num_by_status[written_status] += 1
+            return
+        if ended.cause.user_can_fix:
             return
         if (self._joined and self._joined.rank != 0) or not self._run_file.exists():
             return

@@ -127,8 +127,6 @@ def _backward_by_key(ctx: Any, gradient: torch.Tensor) -> Any:
 
 def _transit(local: torch.Tensor, plan: Plan) -> Transit:
     _require_shape(local, plan)
-    if plan not in _steps:
-        _steps[plan] = _steps_of(plan)
     for step in _steps[plan]:
         local = yield from step(local)
     return local
@@ -292,4 +290,6 @@ def bound(plan: Plan, mesh: Any, plan_backward: Callable[[], Plan]) -> Plan:
     _define_operator()
     ready = replace(plan, mesh=mesh, plan_backward=plan_backward, key=str(next(_keys)))
     _plans[ready.key] = ready
+    if mesh.get_coordinate() is not None:
+        _steps[ready] = _steps_of(ready)
     return ready

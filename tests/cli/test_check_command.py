@@ -135,24 +135,28 @@ def test_bad_input_is_one_sentence(cli: Cli) -> None:
         assert done.returncode == 2 and done.stderr.startswith("distbench: ") and done.stderr.count("\n") == 1
 
 
-def test_4096_ranks_are_checked_in_seconds_and_in_little_memory(children: Children) -> None:
+def test_4096_ranks_are_checked_as_fast_as_4_and_in_little_memory(children: Children) -> None:
     code = (
         "import resource, subprocess, sys\n"
-        "done = subprocess.run([sys.executable, '-m', 'distbench', 'check', 'llama_2d', '--mesh', 'dp_shard=512,tp=8',"
-        " '--set', 'batch=512'], capture_output=True, text=True)\n"
-        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
-        "print(done.returncode, used.ru_maxrss, used.ru_utime + used.ru_stime)\n"
+        "def check(*words):\n"
+        "    done = subprocess.run([sys.executable, '-m', 'distbench', 'check', 'llama_2d', *words],"
+        " capture_output=True, text=True)\n"
+        "    used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "    return done, used.ru_maxrss, used.ru_utime + used.ru_stime\n"
+        "_, _, few_s = check('--mesh', 'dp_shard=2,tp=2')\n"
+        "done, peak, both_s = check('--mesh', 'dp_shard=512,tp=8', '--set', 'batch=512')\n"
+        "print(done.returncode, peak, (both_s - few_s) / few_s)\n"
         "print(done.stdout)"
     )
     done = children.python("-c", code, check=True)
     first, *rest = done.stdout.splitlines()
-    returncode, peak_kib, cpu_s = (float(word) for word in first.split())
+    returncode, peak_kib, ratio = (float(word) for word in first.split())
     assert returncode == 0 and "(4,096 ranks)" in rest[0] and rest[1].endswith("; forward, loss and backward run")
     assert rest[2].startswith("OK: ") and rest[3].startswith(
         "Next: distbench simulate llama_2d --mesh dp_shard=512,tp=8"
     )
-    # CPU seconds, not wall: what else runs on this machine must not decide.
-    assert peak_kib * 1024 < 1e9 and cpu_s < 10
+    # CPU seconds relative to those of 4 ranks: neither this machine's speed nor its load must decide.
+    assert peak_kib * 1024 < 1e9 and ratio < 1.5
 
 
 def test_all_shipped_plans_pass(cli: Cli) -> None:

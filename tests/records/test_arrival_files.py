@@ -147,7 +147,7 @@ def test_two_files_of_a_rank_two_kinds_and_an_empty_folder_are_refused(tmp_path:
         (tmp_path / name).write_bytes(pickle.dumps(flight_record(0, 0), 2))
     assert "are both files of rank 0; give one file per rank" in watched(tmp_path)[1]
     (tmp_path / "b_0").write_text(json.dumps(inspector_lines(0, 0, "v4.0")[0]))
-    assert "give one kind" in watched(tmp_path)[1]
+    assert "give files of one tool" in watched(tmp_path)[1]
     (tmp_path / "b_0").write_bytes(b"")
     nan = json.dumps(flight_record(0, 0)).replace('"duration_ms": 1', '"duration_ms": NaN, "x": 1', 1)
     (tmp_path / "b_0").write_text(nan)
