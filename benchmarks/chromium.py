@@ -6,6 +6,7 @@ import select
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,15 @@ class Browser:
 
     def reload(self) -> None:
         """Load the page anew, and wait until it is loaded and painted."""
+        self._load(lambda: self.call("Page.reload"))
+
+    def follow(self, click: str) -> None:
+        """Run a script that opens another page, and wait until the page is loaded and painted."""
+        self._load(lambda: self.run(click))
+
+    def _load(self, start: Callable[[], Any]) -> None:
         before = self._num_loaded
-        self.call("Page.reload")
+        start()
         while self._num_loaded == before:
             self._next()
         self._wait_until_painted()

@@ -128,7 +128,7 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     jobs += jobs_of(Request(("llama_2d",), sizes, device="cpu"), None)
     file = tmp_path / "jobs.json"
     file.write_text(json.dumps([job.to_record() for job in jobs]))
-    done = children.run(children.forked_python, "-m", "benchmarks.dispatch_mode", file, text=True)
+    done = children.run(children.forked_python, "-m", "benchmarks.dispatch_mode", file, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     cases = json.loads(done.stdout.splitlines()[-1])
     assert {name: case for name, case in cases.items() if case.get("differences", True)} == {}

@@ -77,10 +77,9 @@ def _filters(browser: Browser, site: Path) -> None:
 
 def _chooses_a_case(browser: Browser) -> None:
     """By the link of a plot, the list, and the name in a table."""
-    browser.run(
+    browser.follow(
         "[...document.querySelectorAll('.trends figcaption a')].find(one => one.textContent.includes('[128]')).click()"
     )
-    browser.run("new Promise(done => setTimeout(() => done(true), 300))")
     select = "document.querySelector('.chosen select')"
     name = "document.querySelector('.trend').getAttribute('aria-label')"
     assert browser.run(f"{select}.value") == "collective/f32[128]/all_gather/tp"
