@@ -2,7 +2,8 @@
 
 First the good and the bad commit are compared as by `distbench ab`. If the bad one is slower, the case with the
 clearest slowdown is followed. `statistics.noisy_bisection` chooses the commit of each further pair. The search ends
-when the probability of one commit reaches the certainty, or when the time is over.
+when the probability of one commit reaches the certainty and two pairs have measured this commit, or when the time is
+over.
 """
 
 import math
@@ -43,6 +44,7 @@ from distbench.statistics.noisy_bisection import (
 from distbench.statistics.verdicts import REGRESSION, Options
 
 GOOD = "good"
+CONFIRMING_PAIRS = 2  # of the commit that is named
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,12 @@ class Search:
         return any(chance >= self.certainty for _, _, chance in separable_groups(self.chances, self.is_measurable))
 
     @property
+    def unconfirmed(self) -> int | None:
+        """The number of the certain commit if one pair shows it, which a short disturbance may explain."""
+        _, end, _ = self.answer
+        return end if end < len(self.commits) - 1 and len(self.differences.get(end, ())) < CONFIRMING_PAIRS else None
+
+    @property
     def is_refuted(self) -> bool:
         """Whether later pairs show that no commit is slower, although the first pairs showed a slower commit."""
         return bool(self.chances[-1] >= self.certainty)
@@ -240,11 +248,14 @@ def search(
 
 def _halve(state: Search, launch: Callable[[int, int], Pair], terms: Terms, show: Callable[[str], None]) -> None:
     """Measure pairs until one commit, or no slower commit, is certain, or the time is over."""
-    while not (state.is_refuted or state.is_certain):
+    while not state.is_refuted:
+        unconfirmed = state.unconfirmed if state.is_certain else None
+        if state.is_certain and unconfirmed is None:
+            return
         if is_over(state.pairs, terms.budget_s):
             state.reason = f"another pair would take longer than --max-time {terms.budget_s:g}"
             return
-        number = next_commit(state.chances, state.is_measurable)
+        number = unconfirmed or next_commit(state.chances, state.is_measurable)
         commit = state.commits[number]
         try:
             pair = launch(number, len(state.pairs) + 1)

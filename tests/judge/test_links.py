@@ -300,7 +300,7 @@ def test_a_rank_a_link_and_a_host_that_lose_packets_fail(lossy: list[tuple[int, 
 
 def test_segments_that_the_loopback_interface_retransmits_are_no_lost_packets() -> None:
     """A busy CPU acknowledges them late."""
-    lines = link_lines(with_segments({(2, 3): 30}, lossy="lo"))
+    lines = [*link_lines(with_segments({(2, 3): 30}, lossy="lo"))]
     assert not any("packets" in line for line in lines) and any(line.startswith("PASS") for line in lines)
 
 
