@@ -267,22 +267,20 @@ def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Watch:
         mesh: names the groups of its mesh dims in messages.
 
     Raises:
-        UserError: `every` is not a positive integer, no process group exists, or collectives run on an accelerator,
-            where a host's call does not show when its device arrives.
+        UserError: `every` is not a positive integer, no process group or only a fake one exists, or collectives run on
+            an accelerator, where a host's call does not show when its device arrives.
     """
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise UserError(f"watch(every={every!r}) is not valid; give a positive integer such as every=100")
     if not dist.is_initialized():
         raise UserError("watch() needs a process group; call torch.distributed.init_process_group first")
     _require_host_backend()
+    if "fake" in str(dist.get_backend_config()):
+        raise UserError("watch() needs ranks that share a store; use a process group of gloo, not a fake one")
     try:
         return Watch(every, mesh)
     except Unsupported as reason:
         raise UserError(str(reason)) from reason
-    except RuntimeError as error:  # The store of a fake group stores nothing.
-        raise UserError(
-            "watch() needs ranks that share a store; use a process group of gloo, not a fake one"
-        ) from error
 
 
 def _require_host_backend() -> None:
