@@ -204,6 +204,8 @@ def _against(path: str, out: Path, save: Path | None, picture: Path | None, form
         click.echo(json.dumps(record_of(results), indent=1))
     else:
         say(shown(blocks_of(results), form))
+    if all(result.step_s is None for result in results):
+        raise UserError(f"no row of --against {path} can be simulated; correct the rows by the reasons (-v shows them)")
     if save is not None:
         write_whole(save, residuals_text(residuals_of(results, str(git_state().get("git_commit") or ""))))
         say(f"residuals: {save}", err=True)

@@ -217,7 +217,7 @@ def summary(results: Sequence[Compared]) -> list[str]:
             f"{error_text(worst_of(fitted).log_error)}"
         )
     if left_out:
-        lines.append(f"Not simulated: {count_text(left_out, 'row')}, with reasons above")
+        lines.append(f"Not simulated: {count_text(left_out, 'row')}; -v shows the reasons")
     return lines
 
 

@@ -5,6 +5,7 @@ import math
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -264,3 +265,12 @@ def test_a_sleep_in_a_real_scenario_is_found(ranks: Ranks, tmp_path: Path, monke
     with ranks.forked():
         code, output = run_bisect("HEAD~3", "HEAD", *limits, "--", "bench.py", "--quick", "--budget", "1")
     assert code == 1 and "FAIL: first slower commit: " in output and "'Change 2'. step/" in output, output
+
+
+@pytest.mark.parametrize(("differences", "unconfirmed"), [({1: [0.2]}, 1), ({1: [0.2, 0.2]}, None)])
+def test_a_commit_is_named_after_two_pairs(differences: Any, unconfirmed: int | None) -> None:
+    """A disturbance of one pair named a wrong commit with a certainty of 99 %."""
+    commits: Any = [None] * 4
+    settled: Any = None
+    chances = np.array([0.99, 0.005, 0.005, 0.0])
+    assert Search(commits, settled, 0.95, chances=chances, differences=differences).unconfirmed == unconfirmed
