@@ -108,7 +108,8 @@ def ab(
       distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
     """
     from distbench.judge import ab as turns
-    from distbench.judge import bisect_text, gate_text
+    from distbench.judge import bisect as bisection
+    from distbench.judge import gate_text
     from distbench.judge.bisect import CommitLauncher, commits_between, search
 
     turns.check_run_arguments(run_arguments)
@@ -141,8 +142,8 @@ def ab(
             launcher = CommitLauncher(trees, commits, (ref_a, ref_b), run_arguments, folder, seed)
             found = search(commits, launcher.launch, options, terms, show)
         show(f"runs: {folder}")
-        output.show(lambda form: bisect_text.render(form, found, verdict.strict), quiet)
-        ctx.exit(bisect_text.exit_code(found, verdict.strict))
+        output.show(lambda form: bisection.render(form, found, verdict.strict), quiet)
+        ctx.exit(bisection.exit_code(found, verdict.strict))
     with turns.checked_out(sides) as ready_sides:
         for side in ready_sides:
             show(side.text())

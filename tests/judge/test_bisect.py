@@ -15,7 +15,7 @@ from processes import Children, Ranks
 from test_ab import STAND_IN, git
 
 from distbench.cli.main import main
-from distbench.judge import bisect_text, gate_text
+from distbench.judge import bisect, gate_text
 from distbench.judge.ab import LaunchFailed, Pair, Side, Terms, looks_of
 from distbench.judge.bisect import Commit, Search, search
 from distbench.records.launches import Launch, Value
@@ -55,9 +55,9 @@ def searched(factor_of: Callable[[int], float], budget_s: float = 1e6, **more: t
 @pytest.mark.parametrize("first", [1, 2, 16, 31, 32])
 def test_the_first_slower_commit_is_named_with_its_certainty_and_launches(first: int) -> None:
     state = searched(lambda number: 1.2 if number >= first else 1.0)
-    finding, command = bisect_text.answer(state)
+    finding, command = bisect.answer(state)
     assert finding.startswith(f"FAIL: first slower commit: {COMMITS[first].name} 'Change {first}'. {CASE}: ")
-    assert "x slower than 00000000 (95 % CI 1." in finding and bisect_text.exit_code(state, strict=False) == 1
+    assert "x slower than 00000000 (95 % CI 1." in finding and bisect.exit_code(state, strict=False) == 1
     certainty = int(finding.rpartition("certainty ")[2].partition(" %")[0])
     assert certainty >= 95 and f"{2 * len(state.pairs)} launches, " in finding
     assert command == f"Next: git show {COMMITS[first].name}"
@@ -69,10 +69,10 @@ def test_the_first_slower_commit_is_named_with_its_certainty_and_launches(first:
 
 def test_equal_commits_are_not_searched() -> None:
     state = searched(lambda number: 1.0)
-    assert state.case is None and bisect_text.exit_code(state, strict=True) == 0
+    assert state.case is None and bisect.exit_code(state, strict=True) == 0
     assert len(state.pairs) == state.settled.num_pairs
-    for form in bisect_text.FORMS:
-        assert bisect_text.render(form, state, strict=False) == gate_text.FORMS[form](state.settled.gated, False)
+    for form in bisect.FORMS:
+        assert bisect.render(form, state, strict=False) == gate_text.FORMS[form](state.settled.gated, False)
 
 
 def test_of_two_slower_commits_the_first_is_named() -> None:
@@ -83,10 +83,10 @@ def test_of_two_slower_commits_the_first_is_named() -> None:
 def test_commits_that_cannot_be_launched_or_lack_the_case_are_skipped_and_the_range_has_them() -> None:
     state = searched(lambda number: 1.2 if number >= 16 else 1.0, broken=(14, 15), lacking=(16,))
     assert state.answer[:2] == (14, 17) and {*state.skipped} <= {14, 15, 16}
-    finding, command = bisect_text.answer(state)
+    finding, command = bisect.answer(state)
     assert "one of 4, 0000000e to 00000011" in finding and finding.endswith("could not be measured")
     assert command == "Next: git log 0000000d..00000011"
-    assert "no such scenario" in bisect_text.text(state)
+    assert "no such scenario" in bisect.text(state)
 
 
 @pytest.mark.parametrize("broken", [0, 32])
@@ -99,7 +99,7 @@ def test_an_end_of_the_time_leaves_a_range_and_the_command_that_continues() -> N
     state = searched(lambda number: 1.2 if number >= 9 else 1.0, budget_s=18 * LAUNCH_S)
     first, last, _ = state.answer
     assert first <= 9 <= last and first < last
-    finding, command = bisect_text.answer(state)
+    finding, command = bisect.answer(state)
     assert "Another pair would take longer than --max-time 180" in finding
     assert command.startswith(f"Next: distbench ab --bisect {COMMITS[first - 1].name} {COMMITS[last].name} -- ")
 
@@ -112,9 +112,9 @@ def test_a_slowdown_of_the_first_pairs_only_names_no_commit() -> None:
         return 1.2 if number and len(launched) <= 14 else 1.0
 
     state = searched(factor)
-    finding, _ = bisect_text.answer(state)
+    finding, _ = bisect.answer(state)
     assert finding.startswith("INCONCLUSIVE: 00000020 was slower in the first 7 pairs only.")
-    assert [bisect_text.exit_code(state, strict) for strict in (False, True)] == [0, 3]
+    assert [bisect.exit_code(state, strict) for strict in (False, True)] == [0, 3]
 
 
 def test_an_interruption_leaves_the_command_that_continues() -> None:
@@ -134,13 +134,13 @@ def test_an_interruption_leaves_the_command_that_continues() -> None:
 
 def test_the_formats_have_the_answer() -> None:
     state = searched(lambda number: 1.2 if number >= 9 else 1.0)
-    record = json.loads(bisect_text.json_text(state))
+    record = json.loads(bisect.json_text(state))
     assert record["first_slower"] == [COMMITS[9].sha] and record["certainty"] >= 0.95
     assert record["num_launches"] == 2 * len(state.pairs) and math.isclose(sum(record["chances"]), 1)
-    assert bisect_text.annotations(state).startswith("::error title=distbench ab --bisect::FAIL: first slower commit")
-    assert "<failure" in bisect_text.junit_text(state)
-    assert json.loads(bisect_text.badge_text(state))["message"].startswith("FAIL: first slower commit: 00000009 ")
-    assert bisect_text.markdown(state).startswith("# bisect: FAIL: first slower commit")
+    assert bisect.annotations(state).startswith("::error title=distbench ab --bisect::FAIL: first slower commit")
+    assert "<failure" in bisect.junit_text(state)
+    assert json.loads(bisect.badge_text(state))["message"].startswith("FAIL: first slower commit: 00000009 ")
+    assert bisect.markdown(state).startswith("# bisect: FAIL: first slower commit")
 
 
 # With git, and a stand-in for the launched command.
