@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.judge.late_ranks import (
+    ALPHA,
     UNKNOWN,
     GroupArrivals,
     LatenessVerdict,
@@ -34,7 +35,6 @@ from distbench.judge.late_ranks import (
 from distbench.observe.module_attribution import mesh_dims_by_ranks
 from distbench.ranks.device import Accelerator
 from distbench.spec.errors import UserError
-from distbench.statistics.late_ranks import ALPHA
 from distbench.torch_private import Issued, Unsupported, default_store, finished_parameter, timed_collectives
 
 # A smaller lateness is not reported, as a share of the median sampled step.

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "communication_assertions": {"judge", "observe", "plans", "spec", "torch_private"},
     "judge": {"processes", "records", "show", "spec", "statistics"},
     "launch": {"planning", "processes", "records", "spec"},
-    "loop_watch": {"judge", "observe", "ranks", "spec", "statistics", "torch_private"},
+    "loop_watch": {"judge", "observe", "ranks", "spec", "torch_private"},
     "observe": {"plans", "ranks", "records", "spec", "statistics", "torch_private"},
     "planning": {"processes", "records", "show", "spec"},
     "plans": {"ranks", "redistribute", "spec", "statistics", "torch_private"},

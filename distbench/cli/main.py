@@ -67,8 +67,6 @@ SHORT_HELP = {
 FUNCTIONS = {
     "list": "list_command",
     "self-test": "self_test",
-    "redistribute": "plan",
-    "tune": "sweep",
     "preflight": "run",
     "trace": "run",
 }
@@ -83,7 +81,7 @@ SECTIONS = {
     "Read": {
         "report": ("report", "Show measured runs: tables, a page, plots, traced paths."),
         "history": ("history", "Show each case's times over launches and commits, and detect changes."),
-        "site": ("site", "Write static pages over all runs: trends per case, regressions first."),
+        "site": ("report", "Write static pages over all runs: trends per case, regressions first."),
         "export": ("report", "Write runs in another tool's format."),
     },
     "Compare": {
@@ -91,14 +89,14 @@ SECTIONS = {
         "gate": ("gate", "Fail if a candidate is slower than a baseline, for CI."),
         "signature": ("signature", "Write, check and update signatures: the exact communication of steps, for git."),
         "baseline": ("gate", "Save, list and show stored baselines."),
-        "self-test": ("self_test", "Measure the error rates of gate on this machine."),
+        "self-test": ("gate", "Measure the error rates of gate on this machine."),
     },
     "Plan": {
         "list": ("list", "List the shipped scenarios by question; with a name, describe one."),
         "check": ("check", "Check whether plans can work on a mesh of any size, without ranks."),
         "simulate": ("simulate", "Predict the time and memory of a step on other hardware."),
-        "tune": ("sweep", "Recommend a parallelism plan for N devices, predicted or measured."),
-        "redistribute": ("plan", "Compare the planners for one redistribution."),
+        "tune": ("tune", "Recommend a parallelism plan for N devices, predicted or measured."),
+        "redistribute": ("redistribute", "Compare the planners for one redistribution."),
     },
     "Machine": {
         "preflight": ("run", "Check nodes for slow ranks and links. Exit code: 0 none, 1 slow, 3 unknown."),

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from distbench.launch.display import Display
-from distbench.launch.explain_failure import Cause
 from distbench.launch.rank_processes import RankProcesses
 from distbench.launch.rendezvous import Joined
-from distbench.launch.watch_ranks import Attempt, attempt, cannot_be_written, make_folders, moved_logs, too_long
+from distbench.launch.watch_ranks import Attempt, Cause, attempt, cannot_be_written, make_folders, moved_logs, too_long
 from distbench.processes.signals import noted_stop
 from distbench.records.machine import CpuUse, devices_here, host_facts, load_average
 from distbench.records.progress import FILE_NAME

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distbench.records.dataframe import PASSES, frame_of, records_of
 from distbench.records.results_folder import collect, is_scenario_name, with_cases
 from distbench.records.run_file import Run, no_garbage_collection
-from distbench.report.chrome_trace import write_chrome
 from distbench.report.page import page_blocks, traced_blocks, write_page
 from distbench.report.reproducer import write_reproducers
 from distbench.report.sections import Contents, ending, figures_in, overview, report_blocks, summary
 from distbench.report.trace_rows import Trace, frame_of_traces, traces_of
 from distbench.report.trace_tables import comparison_blocks, difference, grouped_table, trace_blocks
-from distbench.report.trace_timeline import timeline_figures
+from distbench.report.trace_timeline import timeline_figures, write_chrome
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.show.html import PageBlock, Verdict
 from distbench.show.plots import draw

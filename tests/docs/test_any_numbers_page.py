@@ -19,7 +19,7 @@ COMMANDS = re.findall(r"^```\n(distbench .*)\n```", PAGE, re.MULTILINE)
 
 def test_the_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("distbench.cli.self_test.NUM_COMPARISONS", 5)
+    monkeypatch.setattr("distbench.cli.gate.NUM_COMPARISONS", 5)
     as_csv(tmp_path / "base.csv", rows(1.0, count=20))
     table, _, *others = COMMANDS
     assert [shlex.split(command)[1] for command in COMMANDS] == ["gate", "gate", "self-test", "history"]

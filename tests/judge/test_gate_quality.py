@@ -26,7 +26,7 @@ FEW = 60
 @pytest.fixture(autouse=True)
 def fewer_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """A self-test that takes a second; what is expected of it here is all or nothing."""
-    monkeypatch.setattr("distbench.cli.self_test.NUM_COMPARISONS", 40)
+    monkeypatch.setattr("distbench.cli.gate.NUM_COMPARISONS", 40)
 
 
 @pytest.fixture(scope="module", params=["quiet", "loaded"])

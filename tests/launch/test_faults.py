@@ -17,10 +17,9 @@ from test_relaunch import footer_in, job_in
 from distbench.launch import launch, run_job
 from distbench.launch import run_job as job_record
 from distbench.launch.display import Display, Plain, display_for
-from distbench.launch.explain_failure import Cause, cause_of
 from distbench.launch.rendezvous import joined_ranks
 from distbench.launch.run_job import JobRecord
-from distbench.launch.watch_ranks import Attempt, ask_for_stacks, why_unwritable
+from distbench.launch.watch_ranks import Attempt, Cause, ask_for_stacks, cause_of, why_unwritable
 from distbench.processes.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
 from distbench.ranks.failure import report_failure
 from distbench.records.progress import FILE_NAME, ProgressReader, ProgressWriter

@@ -10,10 +10,9 @@ from processes import Children
 
 from distbench.launch import JobOutcome, RankProcesses, launch, run_job
 from distbench.launch.display import Display
-from distbench.launch.explain_failure import Cause
 from distbench.launch.rendezvous import Joined
 from distbench.launch.run_job import JobRecord, left_of
-from distbench.launch.watch_ranks import Attempt, attempt
+from distbench.launch.watch_ranks import Attempt, Cause, attempt
 from distbench.processes.signals import Stop
 from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, append, read_run
 from distbench.spec import Job, Settings

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from processes import Children
 
-from distbench.launch.explain_failure import cause_of
+from distbench.launch.watch_ranks import cause_of
 from distbench.ranks import device as seam
 from distbench.ranks.hosts import require_own_devices
 from distbench.records import machine

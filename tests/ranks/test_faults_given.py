@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from distbench.cases.collective import collective_cases
 from distbench.cli.main import main
-from distbench.launch.explain_failure import cause_of
+from distbench.launch.watch_ranks import cause_of
 from distbench.planning.cost_profile import load_profile
 from distbench.ranks.failure import MAX_MESSAGE, one_line
 from distbench.records.run_file import read_run

@@ -112,7 +112,7 @@ def test_where_higher_is_better_a_lower_number_is_the_regression(tmp_path: Path)
 
 
 def test_self_test_and_history_read_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbench.cli.self_test.NUM_COMPARISONS", 5)
+    monkeypatch.setattr("distbench.cli.gate.NUM_COMPARISONS", 5)
     slower = [row | {"us": row["us"] * (1.5 if row["turn"] >= 12 else 1)} for row in rows(1.0, count=24)]
     path, steps = as_csv(tmp_path / "a.csv", rows(1.0, count=24)), as_csv(tmp_path / "b.csv", slower)
     series = recorded(path, CHOSEN)

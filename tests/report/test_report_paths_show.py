@@ -13,10 +13,9 @@ from trace_records import STEP, collective, record, run_file
 
 from distbench.cli.main import main
 from distbench.report import render, render_difference, render_paths, selected_trace
-from distbench.report.chrome_trace import chrome_events
 from distbench.report.trace_rows import Trace
 from distbench.report.trace_tables import cautions, difference, difference_text, names_of, path_changes, step_change
-from distbench.report.trace_timeline import lanes, median_step, waiting_and_own
+from distbench.report.trace_timeline import chrome_events, lanes, median_step, waiting_and_own
 from distbench.spec.errors import UserError
 
 OUT = Path("nowhere")

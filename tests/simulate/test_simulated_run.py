@@ -15,8 +15,8 @@ from distbench.cli.main import main
 from distbench.judge.communication_signature import of_run_file
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run, read_run
-from distbench.report.chrome_trace import chrome_events
 from distbench.report.trace_rows import Trace, traces_of
+from distbench.report.trace_timeline import chrome_events
 from distbench.simulate.recording import Allocated, EventRecorded, EventWaited, Recording, StepBegun
 from distbench.simulate.replay import NOT_SIMULATED, Simulation
 from distbench.simulate.simulated_run import write_simulated_run

@@ -78,7 +78,7 @@ from distbench.spec.errors import INTERRUPTED
 @verbose_option
 @width_option
 @click.pass_context
-def sweep(
+def tune(
     ctx: click.Context, /, scenario: str, form: str, page: Path | None, out: Path | None, quiet: bool, **of_request: Any
 ) -> None:
     """Recommend a plan for SCENARIO on N devices: mesh, resharding, checkpointing, micro-batches and more.

@@ -3,8 +3,18 @@
 import numpy as np
 import pytest
 
-from distbench.judge.late_ranks import LATE, PASS, UNKNOWN, GroupArrivals, LatenessVerdict, judge_arrivals, ranks_text
-from distbench.statistics.late_ranks import fewest_last, fewest_samples, latenesses
+from distbench.judge.late_ranks import (
+    LATE,
+    PASS,
+    UNKNOWN,
+    GroupArrivals,
+    LatenessVerdict,
+    fewest_last,
+    fewest_samples,
+    judge_arrivals,
+    latenesses,
+    ranks_text,
+)
 
 MS = 1e-3
 

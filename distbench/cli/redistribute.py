@@ -33,7 +33,7 @@ from distbench.spec.mesh import MAX_RANKS
 @format_option("table", "json")
 @click.option("--all-pairs", is_flag=True, help="Plan every ordered pair of layouts, instead of SOURCE and TARGET.")
 @width_option
-def plan(
+def redistribute(
     source: str | None,
     target: str | None,
     profile: Path | None,
