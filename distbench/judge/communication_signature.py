@@ -30,7 +30,7 @@ from distbench.spec.plan import folded
 from distbench.spec.printable_text import capped_lines, count_text, printable
 from distbench.spec.versions import release
 
-VERSION = 1
+VERSION, TIMEOUT_S = 1, 600.0
 FIRST_LINE = "distbench signature, version"
 PHASES = ("forward", "backward", "optimizer", "other", "save", "load", "call")
 PEAK = "predicted peak memory"
@@ -468,7 +468,7 @@ FORMS: dict[str, Callable[[SignatureComparison], str]] = {
 }
 
 
-def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[Signature, dict[str, str]] | str]:
+def signatures_of(jobs: Sequence[Job]) -> list[tuple[Signature, dict[str, str]] | str]:
     """Return per job its signature and the errors of cases that cannot run (by case id), or the reason why it has no
     signature.
 
@@ -481,7 +481,7 @@ def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[S
     answers = ask_child(
         "signatures",
         given=[job.to_record() for job in jobs],
-        timeout_s=timeout_s,
+        timeout_s=TIMEOUT_S,
         failure=f"no signature of {names}: {{why}}; check that distbench run works, or give --quick",
     )
     signatures: list[tuple[Signature, dict[str, str]] | str] = []

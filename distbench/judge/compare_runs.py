@@ -168,7 +168,7 @@ def side_by_side(
     if not any(case.num_launches for case in cases):
         raise UserError(_nothing_to_compare(cases, names))
     unpaired = Pairing(tuple(range(len(left))), tuple(range(len(right))), refusal=NOT_ALTERNATING)
-    return SideBySide(names, cases, gated, load_conflict(left, right, unpaired, options.load_share))
+    return SideBySide(names, cases, gated, load_conflict(left, right, unpaired))
 
 
 def _measured_once(frame: "pd.DataFrame") -> dict[Key, Row]:

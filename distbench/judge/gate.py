@@ -43,6 +43,7 @@ from distbench.statistics.verdicts import (
     Options,
 )
 
+LOAD_SHARE = 0.25  # difference in foreign load, as a share of the CPUs, above which there is no verdict
 LOOSE = 3.0  # number of tolerances. If an undecided case may be slower by more than this, the headline is not PASS.
 
 
@@ -322,7 +323,7 @@ def _measured(
     logs = {metric: [side.logarithms(case_ids, metric) for side in sides] for metric in METRICS}
     left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else []
     differences = {metric: difference_between(side_logs, pairing) for metric, side_logs in logs.items()}
-    conflict = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
+    conflict = load_conflict(group.baseline, group.candidate, pairing)
     doubt = conflict
     if not doubt and pairing.is_disturbed:
         doubt = f"{pairing.refusal}; run the launches one after the other"
@@ -349,8 +350,8 @@ def _leave_out(group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pair
     return sentences
 
 
-def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairing: Pairing, load_share: float) -> str:
-    """One sentence if foreign load differed between the sides by more than `load_share` of the CPUs, else "".
+def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairing: Pairing) -> str:
+    """One sentence if foreign load differed between the sides by more than LOAD_SHARE of the CPUs, else "".
 
     If the CPUs were idle in the baseline and busy in the candidate, most unchanged cases look slower, and no
     statistical test corrects this.
@@ -358,7 +359,7 @@ def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairi
     loads = [np.array([[launch.foreign_load for launch in side]], dtype=float) for side in (baseline, candidate)]
     difference = difference_between(loads, pairing)
     # The difference is nan if the load of a side is unknown; nan is not larger than any share.
-    if not abs(difference.estimate[0]) > load_share:
+    if not abs(difference.estimate[0]) > LOAD_SHARE:
         return ""
     before, after = 100 * difference.baseline[0], 100 * difference.candidate[0]
     return f"foreign load differed: {before:.0f} % of the CPUs in the baseline, {after:.0f} % in the candidate"
@@ -409,7 +410,7 @@ def _metric_verdicts(
     difference, least = block.difference, options.least_launches(measured.pairing.interleaved)
     verdicts, suspected = tolerance_words(block, result, options, not measured.doubt, measured.may_pass)
     is_open = verdicts == INCONCLUSIVE
-    low, high = difference.interval(options.confidence)
+    low, high = difference.interval()
     count = difference.num_launches
     more = np.where(count < least, least - count, np.maximum(result.needed - count, 1))
     columns = {
@@ -482,7 +483,7 @@ def gate(
     sentences = [*warnings]
     if unfinished:
         sentences.append(f"{unfinished} of {len(candidate)} candidate launches did not finish")
-    sentences += _busy(baseline, candidate, options)
+    sentences += _busy(baseline, candidate)
     for group in groups_of(baseline, candidate, options.allowed):
         sides = CaseTable.of(group.baseline), CaseTable.of(group.candidate)
         if group.conflicts or not group.baseline or not group.candidate:
@@ -523,7 +524,7 @@ def _badness(case: CaseVerdict) -> tuple[int, bool, float, str, str]:
     return VERDICTS.index(case.verdict), case.suspected != REGRESSION, -case.change, case.scenario, case.case_id
 
 
-def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options) -> list[str]:
+def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch]) -> list[str]:
     """Return a warning if other processes used much CPU time on both sides, which widens every interval."""
     sides = [
         [launch.foreign_load for launch in side if launch.foreign_load is not None] for side in (baseline, candidate)
@@ -531,7 +532,7 @@ def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Opti
     if not all(sides):
         return []
     before, after = (min(sum(loads) / len(loads), 1.0) for loads in sides)
-    if min(before, after) <= options.load_share:
+    if min(before, after) <= LOAD_SHARE:
         return []
     used = f"{100 * before:.0f} % of the CPUs during the baseline and {100 * after:.0f} % during the candidate"
     return [f"other processes used {used}; use an idle machine to detect smaller slowdowns with fewer launches"]

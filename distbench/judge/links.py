@@ -528,8 +528,8 @@ def _loss(kind: str, ranks: Ranks, links: LinkRun) -> Loss:
     return Loss(kind, ranks, host, tuple(interfaces), _sum(parts.values()))
 
 
-def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
-    """Return items that are slower than comparable items by more than `threshold` (0.2: 1.2x slower)."""
+def verdict_of(links: LinkRun) -> LinkVerdict:
+    """Return items that are slower than comparable items by more than THRESHOLD (0.2: 1.2x slower)."""
     num_passes, why = min(len(group.times_s) for group in links.groups), ""
     if num_passes < MIN_PASSES:
         few = f"{count_text(num_passes, 'pass', 'passes')} {'is' if num_passes == 1 else 'are'} too few"
@@ -540,14 +540,12 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     if why:
         return LinkVerdict((), 0, num_passes, {}, why)
     hosts, ranks = [*_of_hosts(links), *_of_host_links(links)], list(_of_ranks(links))
-    slow_hosts = _named(hosts, threshold, links)
+    slow_hosts = _named(hosts, links)
     computing = {outlier.ranks for outlier in slow_hosts if outlier.quantity == COMPUTE}
     slow_hosts = [outlier for outlier in slow_hosts if outlier.quantity == COMPUTE or outlier.ranks not in computing]
     of_slow = set(chain.from_iterable(computing))
     slow_ranks = [
-        outlier
-        for outlier in _named(ranks, threshold, links)
-        if outlier.quantity != COMPUTE or outlier.ranks[0] not in of_slow
+        outlier for outlier in _named(ranks, links) if outlier.quantity != COMPUTE or outlier.ranks[0] not in of_slow
     ]
     explained_ranks = {
         (outlier.ranks[0], quantity)
@@ -559,13 +557,13 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     }
     explained = {(pair, outlier.quantity) for outlier in slow_hosts for pair in _pairs_of(outlier, links)}
     link_effects = [effects for group in links.groups for effects in _of_links(group, explained_ranks, explained)]
-    outliers = [*_by_host(slow_hosts, slow_ranks, links), *_named(link_effects, threshold, links)]
+    outliers = [*_by_host(slow_hosts, slow_ranks, links), *_named(link_effects, links)]
     outliers.sort(key=lambda outlier: -outlier.slowdown)
     return LinkVerdict(
         tuple(outliers),
         sum(len(effects.members) for effects in (*hosts, *ranks, *link_effects)),
         num_passes,
-        _detectable([*ranks, *link_effects], threshold),
+        _detectable([*ranks, *link_effects]),
         too_few=tuple(
             dict.fromkeys(
                 f"{len(group.members)} {group.level or 'of all'}"
@@ -601,12 +599,12 @@ def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
     return [pair for pair in pairs if {links.hosts[rank] for rank in pair} == slow_hosts]
 
 
-def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
+def _named(family: Sequence[Effects], links: LinkRun) -> list[Outlier]:
     """Return items with a slowdown significantly above the threshold, with Holm's correction: in the mean of all
     passes, or in more passes than by chance."""
     tests = [(effects, at) for effects in family for at in range(len(effects.members))]
     p = [
-        stdtr(effects.freedom, (np.log1p(threshold) - effects.center) / np.maximum(effects.error, 1e-12))
+        stdtr(effects.freedom, (np.log1p(THRESHOLD) - effects.center) / np.maximum(effects.error, 1e-12))
         for effects in family
     ]
     smaller_p = [np.minimum(2 * np.minimum(p_mean, of.p_slow), 1) for p_mean, of in zip(p, family, strict=True)]
@@ -623,13 +621,13 @@ def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
     return Outlier(effects.kind, ranks, hosts, effects.quantity, slowdown, low, high, effects.level, num_slow)
 
 
-def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]:
+def _detectable(family: Sequence[Effects]) -> dict[str, float]:
     """Return per quantity the slowdown at which an item of median error is detected four times in five."""
     num_tests = sum(len(effects.members) for effects in family)
     slowdowns: dict[str, float] = {}
     for effects in family:
         critical = stdtrit(effects.freedom, 1 - LEVEL / NUM_FAMILIES / num_tests)
         beyond = detectable_effect(float(np.median(effects.error)), critical, stdtrit(effects.freedom, POWER))
-        slowdown = float(np.exp(np.log1p(threshold) + beyond))
+        slowdown = float(np.exp(np.log1p(THRESHOLD) + beyond))
         slowdowns[effects.quantity] = max(slowdowns.get(effects.quantity, 0.0), slowdown)
     return slowdowns

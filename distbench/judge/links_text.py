@@ -223,9 +223,9 @@ def _detectable(verdict: LinkVerdict) -> str:
 
 def link_tables(run: Run) -> list[Table]:
     """Return the tables of all pairs, and the ranking with the verdict."""
-    if (links := link_run_of(run)) is None or (judgement := judged(run)) is None:
+    if (judgement := judged(run)) is None:
         return []
-    verdict = verdict_of(links)
+    links, verdict = judgement.links, judgement.verdict
     columns = [
         ("<what", lambda outlier: _name_of(outlier, links)),
         ("<slow in", lambda outlier: SLOW_IN[outlier.quantity]),

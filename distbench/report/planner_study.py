@@ -392,7 +392,6 @@ class Regret(NamedTuple):
     mean: float  # geometric mean of time / best time, at least 1
     worst: float  # the largest time / best time
     share_near: float  # share of pairs within NEAR_BEST of the best
-    num_best: int  # pairs on which the planner is the best
 
 
 class LargestGain(NamedTuple):
@@ -527,7 +526,7 @@ class Study:
             over = (times / best)[self.compared & np.isfinite(times)]
             if over.size:
                 near = float((over <= 1 + NEAR_BEST).mean())
-                regrets[name] = Regret(over.size, geometric_mean(over), float(over.max()), near, int((over == 1).sum()))
+                regrets[name] = Regret(over.size, geometric_mean(over), float(over.max()), near)
         return regrets
 
     @cached_property

@@ -97,11 +97,11 @@ def read_text(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> st
         raise UserError(f"{label} {path} cannot be read: byte {error.start} is not valid UTF-8") from error
 
 
-def read_json(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+def read_json(path: Path, label: str) -> Any:
     """Return a file's JSON value. Raise UserError as `read_text` does, and for invalid JSON or duplicate names in an
     object."""
     try:
-        return parse_json(read_text(path, label, max_bytes), _STRICT)
+        return parse_json(read_text(path, label), _STRICT)
     except ValueError as error:
         raise UserError(f"{label} {path} cannot be read: {error}") from error
 

@@ -78,13 +78,14 @@ class PassComparison:
         return [f"{sentence}{more}"]
 
 
-def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALPHA) -> PassComparison:
+def compare_passes(values: Floats, references: Sequence[int]) -> PassComparison:
     """Compare every row with its reference row, as one family.
+
+    ALPHA is the probability of any false "faster" or "slower", over the table.
 
     Args:
         values: seconds, [rows, passes]; nan if a row has no value in a pass.
         references: number of each row's reference row; -1, or the row itself, for no reference.
-        alpha: probability of any false "faster" or "slower", over the table.
     """
     rows, against = np.arange(len(values)), np.asarray(references, dtype=np.int64).reshape(len(values))
     compared = (against >= 0) & (against != rows)
@@ -99,7 +100,7 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
     error, critical = np.full(len(values), np.nan), math.nan
     if tested.any():
         residuals = np.where(is_known, differences - mean[:, None], 0.0)[tested]
-        error[tested], critical = _error_and_critical(mean[tested], residuals, is_known[tested], alpha)
+        error[tested], critical = _error_and_critical(mean[tested], residuals, is_known[tested])
     reach = critical * error
     conditions = [~compared, ~tested, mean - reach > 0, mean + reach < 0]
     return PassComparison(
@@ -131,10 +132,8 @@ def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison
     return pairs, replace(comparison, **parts)
 
 
-def _error_and_critical(
-    mean: Floats, residuals: Floats, is_known: NDArray[np.bool_], alpha: float
-) -> tuple[Floats, float]:
-    """Return standard errors of mean differences, and the mean over error that chance exceeds with share alpha."""
+def _error_and_critical(mean: Floats, residuals: Floats, is_known: NDArray[np.bool_]) -> tuple[Floats, float]:
+    """Return standard errors of mean differences, and the mean over error that chance exceeds with share ALPHA."""
     count = is_known.sum(axis=1)
     squares = (residuals**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -144,7 +143,7 @@ def _error_and_critical(
     chance = np.where(is_clear[:, None], unshrunk, residuals + np.where(is_known, mean[:, None], 0.0))
     flips = SignFlips.of(chance, count)
     largest = flips.largest(sign_choices(chance.shape[1]), is_two_sided=True)
-    return leaning_error(squares, flips.prior, count), float(np.quantile(largest, 1 - alpha, method="higher"))
+    return leaning_error(squares, flips.prior, count), float(np.quantile(largest, 1 - ALPHA, method="higher"))
 
 
 def _detectable(error: Floats, critical: float, count: NDArray[np.int64]) -> float:

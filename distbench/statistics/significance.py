@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from distbench.statistics.intervals import Floats, side_of_bound
-from distbench.statistics.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION, SLOWER_SHARE, Options
+from distbench.statistics.verdicts import CONFIDENCE, IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION, SLOWER_SHARE, Options
 
 POWER = 0.8
 MAX_LAUNCHES = 1000
@@ -55,9 +55,9 @@ class LogDifference:
         t = np.where(self.error == 0, np.where(self.estimate == 0, 0.0, np.copysign(np.inf, sign * self.estimate)), t)
         return np.where(np.isnan(self.error), np.nan, stdtr(self.freedom, -t))
 
-    def interval(self, confidence: float) -> tuple[Floats, Floats]:
-        """Return the two-sided lower and upper bound of the estimate."""
-        reach = stdtrit(self.freedom, 0.5 + confidence / 2) * self.error
+    def interval(self) -> tuple[Floats, Floats]:
+        """Return the two-sided lower and upper bound of the estimate, with CONFIDENCE."""
+        reach = stdtrit(self.freedom, 0.5 + CONFIDENCE / 2) * self.error
         return self.estimate - reach, self.estimate + reach
 
     def detectable(self, alpha: float, tolerance: Floats) -> Floats:
@@ -69,7 +69,6 @@ class LogDifference:
     def launches_to_settle(
         self,
         alpha: float,
-        confidence: float,
         tolerance: Floats,
         found_error: Floats | None = None,
         prior_freedom: float = 0.0,
@@ -91,7 +90,7 @@ class LogDifference:
         all_freedom = freedom + prior_freedom
         critical, luck = stdtrit(all_freedom, 1 - alpha), stdtrit(all_freedom, POWER)
         detectable = detectable_effect(found_spread / np.sqrt(counts), critical, luck, tolerance)
-        reach = (stdtrit(freedom, 0.5 + confidence / 2) + stdtrit(freedom, POWER)) * spread / np.sqrt(counts)
+        reach = (stdtrit(freedom, 0.5 + CONFIDENCE / 2) + stdtrit(freedom, POWER)) * spread / np.sqrt(counts)
         is_settled = (self.estimate >= detectable) | (self.estimate + reach <= tolerance)  # [counts, tests]
         return np.where(is_settled.any(axis=0), _GRID[is_settled.argmax(axis=0)], np.nan)
 
@@ -402,7 +401,7 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
     for block, p_values in zip(blocks, corrected, strict=True):
         (slower, faster), difference, tolerance = p_values, block.difference, block.tolerance
         # The largest statistic with more pairs is unknown, so Bonferroni's bound replaces it in the needed launches.
-        terms = of_one_test, options.confidence, tolerance
+        terms = of_one_test, tolerance
         if difference.is_paired:
             flips = next(flipped)
             slower, faster, detectable = flips.slower, flips.faster, flips.detectable(tolerance)
@@ -433,7 +432,7 @@ def tolerance_words(
         may_pass: whether a candidate without a measured slowdown may pass.
     """
     difference, tolerance = block.difference, block.tolerance
-    low, high = difference.interval(options.confidence)
+    low, high = difference.interval()
     # A case's own interval must agree with the family's test, because other cases' spread may be too small for it.
     side = side_of_bound(low, high, 0.0)
     enough = difference.num_launches >= options.least_launches(difference.is_paired)

@@ -17,6 +17,7 @@ FASTER, SLOWER, WITHIN_NOISE = "faster", "slower", "within noise"
 
 METRICS = ("mean", "p10")
 TOLERANCE = 0.05
+CONFIDENCE = 0.95  # of the shown interval; a pass requires an upper bound below the tolerance
 # The share of alpha for regressions; improvements get the rest. With five eighths one choice of signs in 32 is still a
 # regression at 5 %, so that 5 pairs can give a verdict.
 SLOWER_SHARE = 0.625
@@ -30,21 +31,17 @@ class Options:
         tolerances: largest slowdown that is not a regression, as a fraction, by metric.
         floor_s: difference in seconds below which a slowdown of any share is not a regression.
         alpha: probability of any false regression or improvement, over all cases and metrics.
-        confidence: confidence of the interval shown; a pass requires an upper bound below the tolerance.
         min_launches: smallest number of pairs, or launches per side, for a verdict.
         dedicated: whether the machine has no other users, so that an earlier baseline may fail a build.
         allowed: fields that may differ between the sides.
-        load_share: difference in foreign load, as a share of the CPUs, above which there is no verdict.
     """
 
     tolerances: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, TOLERANCE))
     floor_s: float = 0.0
     alpha: float = 0.05
-    confidence: float = 0.95
     min_launches: int = 5
     dedicated: bool = False
     allowed: tuple[str, ...] = ()
-    load_share: float = 0.25
 
     def least_launches(self, paired: bool) -> int:
         """Return the smallest number of pairs, or launches per side, for a verdict.

@@ -18,7 +18,7 @@ def test_paired_t_on_students_sleep_data() -> None:
     assert difference.estimate[0] / difference.error[0] == pytest.approx(4.0621, abs=1e-4)
     assert difference.freedom[0] == 9
     assert difference.p_above(1)[0] == pytest.approx(0.002833 / 2, abs=1e-6)
-    low, high = difference.interval(0.95)
+    low, high = difference.interval()
     assert (low[0], high[0]) == pytest.approx((0.7001142, 2.4598858), abs=1e-6)
 
 
@@ -27,7 +27,7 @@ def test_welch_on_students_sleep_data() -> None:
     assert difference.estimate[0] / difference.error[0] == pytest.approx(1.8608, abs=1e-4)
     assert difference.freedom[0] == pytest.approx(17.776, abs=1e-3)
     assert difference.p_above(1)[0] == pytest.approx(0.07939 / 2, abs=1e-5)
-    low, high = difference.interval(0.95)
+    low, high = difference.interval()
     assert (low[0], high[0]) == pytest.approx((-0.2054832, 3.3654832), abs=1e-6)
 
 
@@ -78,18 +78,18 @@ def test_the_number_of_launches_to_settle_is_enough_and_not_wasteful() -> None:
     pilot = spread * np.array([[1.0, -1.0] * 5]) * np.sqrt(0.9)  # its standard deviation is exactly `spread`
     for truth, passes in ((0.15, False), (0.0, True)):
         planned = paired_difference(np.zeros((1, 10)), pilot + truth)
-        count = int(planned.launches_to_settle(alpha, 0.95, np.array([tolerance]))[0])
+        count = int(planned.launches_to_settle(alpha, np.array([tolerance]))[0])
         assert count > 10
         differences = truth + spread * draw.standard_normal((tries, count))
         made = paired_difference(np.zeros_like(differences), differences)
-        settled = made.interval(0.95)[1] < tolerance if passes else made.p_above(1) <= alpha
+        settled = made.interval()[1] < tolerance if passes else made.p_above(1) <= alpha
         assert 0.7 < np.mean(settled) < 0.95
 
 
 def test_a_change_at_the_tolerance_is_never_settled() -> None:
     pilot = np.array([[0.1, -0.1] * 5]) + np.log(1.05)
     planned = paired_difference(np.zeros((1, 10)), pilot)
-    assert np.isnan(planned.launches_to_settle(0.001, 0.95, np.array([np.log(1.05)]))[0])
+    assert np.isnan(planned.launches_to_settle(0.001, np.array([np.log(1.05)]))[0])
 
 
 def test_quantiles_are_those_of_the_published_table() -> None:
