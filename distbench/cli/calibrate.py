@@ -28,13 +28,13 @@ from distbench.cli.options import (
     quiet_option,
     refuse_with,
     refuse_without,
+    results_option,
     say,
     width_option,
 )
 from distbench.cli.run import (
     confirm_ranks,
     device_option,
-    out_option,
     run_all,
     say_dry_run,
     timeout_option,
@@ -94,7 +94,7 @@ class FromOptions:
 @mesh_option("[dp_shard=2,tp=2]")
 @device_option
 @quick_option("Few samples are taken, enough for a first look but not for planning.")
-@out_option
+@results_option("")
 @click.option(
     "-o",
     "--output",

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import click
 
-from distbench.cli.options import MAX_LAUNCHES, PATH, Duration, dry_run_option, format_option, say, say_lines
+from distbench.cli.options import (
+    MAX_LAUNCHES,
+    Duration,
+    dry_run_option,
+    format_option,
+    results_option,
+    say,
+    say_lines,
+)
 from distbench.spec.errors import USER_ERROR, UserError
 from distbench.spec.printable_text import count_text
 
@@ -16,7 +24,7 @@ MAX_LISTED = 15
 
 
 @click.command()
-@click.option("--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
+@results_option("")
 @click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
 @click.option(
     "--older-than",
@@ -28,7 +36,7 @@ MAX_LISTED = 15
 @dry_run_option("List the runs.")
 @click.option("--yes", is_flag=True, help="Continue without confirmation.")
 @format_option("table", "json")
-def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, form: str) -> None:
+def clean(out: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, form: str) -> None:
     """List old runs, and delete the runs with their ranks' logs after a confirmation.
 
     All scenarios of one command are one run and are deleted together. With both --keep and --older-than, a run is
@@ -46,7 +54,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     if keep is None and older_s is None:
         raise UserError("clean needs a limit; give --keep N (the newest N remain), --older-than 30d, or both")
     latest = None if older_s is None else time.time() - older_s
-    kept, old = runs_kept_and_deleted(runs, keep, latest)
+    kept, old = runs_kept_and_deleted(out, keep, latest)
     if form == "json":
         if not dry_run and not yes:
             raise UserError("--json has no confirmation; add --dry-run to list the runs, or --yes to delete them")
@@ -55,12 +63,12 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
             {"started": old_run.started_text, "bytes": old_run.num_bytes, "text": old_run.text, "run_files": files}
             for old_run, files in zip(old, names, strict=True)
         ]
-        failed = [] if dry_run else delete(old, runs)
+        failed = [] if dry_run else delete(old, out)
         click.echo(json.dumps({"num_kept": len(kept), "failed": failed, "runs": records}, indent=1))
         sys.exit(USER_ERROR if failed else 0)
     staying = f"{count_text(len(kept), 'run')} remain{'s' * (len(kept) == 1)}"
     if not old:
-        say_lines([f"nothing to delete under {runs}: {staying}"])
+        say_lines([f"nothing to delete under {out}: {staying}"])
         return
     for old_run in old[:MAX_LISTED]:
         say_lines([f"{old_run.started_text}  {disk_text(old_run.num_bytes):>8}  {old_run.text}"], " " * 4)
@@ -69,7 +77,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     num_files, num_bytes = sum(len(old_run.files) for old_run in old), sum(old_run.num_bytes for old_run in old)
     summary = (
         f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
-        f"under {runs}; {staying}"
+        f"under {out}; {staying}"
     )
     if dry_run:
         say_lines([f"would delete {summary}"])
@@ -84,7 +92,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     if not is_agreed:
         say("nothing was deleted")
         return
-    failed = delete(old, runs)
+    failed = delete(old, out)
     for sentence in failed:
         say(f"distbench: {sentence}", err=True)
     say_lines([f"deleted {summary}"])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("paths", nargs=-1, required=True, metavar="A... [vs] B...")
 @options_of(VerdictOptions, "verdict", "min_launches", "allow_different")
 @cases_option
-@results_option
+@results_option()
 @format_option("table", "markdown", "csv", "json")
 @width_option
 @verbose_option

@@ -100,7 +100,7 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @options_of(ColumnOptions, "numbers")
 @options_of(OutputOptions, "output")
 @cases_option
-@results_option
+@results_option()
 @width_option
 @verbose_option
 @click.pass_context
@@ -181,7 +181,7 @@ def baseline() -> None:
 
 @baseline.command()
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
+@results_option("")
 def save(paths: tuple[str, ...], out: Path) -> None:
     """Store run files as baselines under baselines/MACHINE/ of the results folder.
 
@@ -203,7 +203,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
 
 @baseline.command("list")
-@click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
+@results_option("")
 @format_option("table", "json")
 @width_option
 def list_baselines(out: Path, form: str) -> None:

@@ -12,6 +12,7 @@ from distbench.cli.options import (
     cases_option,
     format_option,
     options_of,
+    results_option,
     say,
     scenario_names,
     verbose_option,
@@ -22,21 +23,14 @@ from distbench.spec.errors import UserError
 
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
-@click.option(
-    "--results",
-    "runs",
-    type=PATH,
-    metavar="DIR",
-    default=Path("results"),
-    help="Results folder. It may be a file of another tool. [results]",
-)
+@results_option("It may be a file of another tool.")
 @options_of(ColumnOptions, "numbers")
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. They show each case's times.")
 @cases_option
 @format_option("table", "json")
 @width_option
 @verbose_option
-def history(case: str, runs: Path, numbers: ColumnOptions, plots: Path | None, chosen: str, form: str) -> None:
+def history(case: str, out: Path, numbers: ColumnOptions, plots: Path | None, chosen: str, form: str) -> None:
     """Show each case's times over launches and commits, and when they changed.
 
     CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp". The default
@@ -57,10 +51,10 @@ def history(case: str, runs: Path, numbers: ColumnOptions, plots: Path | None, c
     from distbench.records.launches import with_cases
 
     warnings: list[str] = []
-    launches = read_side([runs], "--results", warnings, numbers.columns())
+    launches = read_side([out], "--results", warnings, numbers.columns())
     if not launches:
         why = f" ({warnings[0]})" if warnings else ""
-        raise UserError(f"--results {runs} has no run file{why}; give a folder that distbench run wrote to")
+        raise UserError(f"--results {out} has no run file{why}; give a folder that distbench run wrote to")
     [launches] = with_cases([launches], chosen)
     series, notes = series_of(launches, case)
     if not series:

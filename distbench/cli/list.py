@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from distbench.cli.options import (
-    PATH,
     format_option,
     refuse_with,
     refuse_without,
+    results_option,
     say,
     scenario_names,
     width_option,
@@ -41,16 +41,9 @@ OWN = "Your scenarios"
 @click.command("list")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
 @format_option("table", "json")
-@click.option(
-    "--results",
-    "runs",
-    type=PATH,
-    metavar="DIR",
-    default=Path("results"),
-    help="Results folder. The last run of a SCENARIO is read from this folder. [results]",
-)
+@results_option("The last run of a SCENARIO is read from this folder.")
 @width_option
-def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
+def list_command(scenarios: tuple[str, ...], form: str, out: Path) -> None:
     """List the shipped scenarios by the question that they answer, one line each.
 
     With a SCENARIO, show its description, mesh, tags, axes, parameters and last run. For a file of several scenarios,
@@ -63,16 +56,16 @@ def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
       distbench list bench.py
     """
     if not scenarios:
-        refuse_without("a SCENARIO", "runs")
+        refuse_without("a SCENARIO", "out")
     if form == "json":
-        refuse_with("--format json", "runs")
+        refuse_with("--format json", "out")
     entries = [entry for target in scenarios for entry in find(target)] if scenarios else list_entries()
     if form == "json":
         fields = ("name", "mesh", "tags", "axes", "params", "summary")
         records = [{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries]
         click.echo(json.dumps(records, indent=1))
     elif scenarios and not (scenarios[0].endswith(".py") and len(scenarios) == 1 < len(entries)):
-        say("\n\n".join("\n".join(_lines_of(entry, runs)) for entry in entries))
+        say("\n\n".join("\n".join(_lines_of(entry, out)) for entry in entries))
     else:
         say(_table(entries))
 

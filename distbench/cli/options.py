@@ -153,16 +153,12 @@ def format_option(*forms: str) -> Callable[[F], F]:
     )
 
 
-def results_option(command: F) -> F:
-    """Add --results as the argument `out` to a command that only reads runs."""
-    return click.option(
-        "--results",
-        "out",
-        type=PATH,
-        metavar="DIR",
-        default=Path("results"),
-        help="Results folder. Names of runs (last, @LABEL, a commit) refer to this folder. [results]",
-    )(command)
+def results_option(
+    description: str = "Names of runs (last, @LABEL, a commit) refer to this folder.",
+) -> Callable[[F], F]:
+    """Add --results as the argument `out`. `description` follows the first sentence of the help."""
+    default, text = Path("results"), f"{f'Results folder. {description}'.rstrip()} [results]"
+    return click.option("--results", "out", type=PATH, metavar="DIR", default=default, help=text)
 
 
 def cases_option(command: F) -> F:

@@ -59,14 +59,7 @@ MAX_NAMED = 3
 )
 @cases_option
 @click.option("--full", is_flag=True, help="Show every table of every scenario instead of the summary.")
-@click.option(
-    "--results",
-    "out",
-    type=PATH,
-    metavar="DIR",
-    default=Path("results"),
-    help="Results folder. RUN names and the latest run refer to this folder. [results]",
-)
+@results_option("RUN names and the latest run refer to this folder.")
 @verbose_option
 @width_option
 def report(
@@ -170,7 +163,7 @@ def _command(runs: tuple[Path, ...], out: Path, label: str, chosen: str = "") ->
     metavar="FILE",
     help="Output file. Folder formats need a new folder. Default: standard output.",
 )
-@results_option
+@results_option()
 def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) -> None:
     """Write runs in another tool's FORMAT, one value per launch, never raw samples.
 
@@ -212,14 +205,7 @@ def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) ->
 
 
 @click.command()
-@click.option(
-    "--results",
-    "runs",
-    type=PATH,
-    metavar="DIR",
-    default=Path("results"),
-    help="Results folder. It may be a file of another tool. [results]",
-)
+@results_option("It may be a file of another tool.")
 @click.option("--output-dir", "folder", type=PATH, metavar="DIR", default=Path("site"), help="Folder to write. [site]")
 @click.option(
     "--run-pages",
@@ -235,7 +221,7 @@ def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) ->
 @quiet_option
 @verbose_option
 def site(
-    runs: Path, folder: Path, num_run_pages: int, numbers: ColumnOptions, chosen: str, form: str, quiet: bool
+    out: Path, folder: Path, num_run_pages: int, numbers: ColumnOptions, chosen: str, form: str, quiet: bool
 ) -> None:
     """Write static pages over all runs: trends per case, changes, regressions first.
 
@@ -257,10 +243,10 @@ def site(
     from distbench.spec.printable_text import count_text
 
     require_own(folder)
-    index = open_index(runs, numbers.columns(), progress_lines(quiet))
+    index = open_index(out, numbers.columns(), progress_lines(quiet))
     if not index.launches:
         why = f" ({index.warnings[0]})" if index.warnings else ""
-        raise UserError(f"--results {runs} has no run file{why}; give a folder that distbench run wrote to")
+        raise UserError(f"--results {out} has no run file{why}; give a folder that distbench run wrote to")
     written = write_site(index, folder, _choice(chosen), num_run_pages)
     progress_lines(quiet)(f"site written: {folder / 'index.html'} ({count_text(index.num_read, 'file')} read)")
     if form == "json":

@@ -30,6 +30,7 @@ from distbench.cli.options import (
     quick_option,
     quiet_option,
     refuse_without,
+    results_option,
     say,
     say_lines,
     say_once,
@@ -115,9 +116,6 @@ class Ending:
 
 # Options of every command that starts ranks.
 device_option = click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
-out_option = click.option(
-    "--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]"
-)
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
@@ -184,7 +182,7 @@ class TakesSuites(KeepsArguments):
     default="full",
     help="Extent of the comparison of step results with a single device.",
 )
-@out_option
+@results_option("")
 @timeout_option
 @click.option("--log-dir", type=PATH, help="Folder for the ranks' logs.")
 @click.option("--profile", type=PATH, metavar="FILE", help="Cost profile. Plans and predictions depend on the profile.")

@@ -20,6 +20,7 @@ from distbench.cli.options import (
     quick_option,
     refuse_with,
     refuse_without,
+    results_option,
     say,
     set_option,
     verbose_option,
@@ -69,7 +70,7 @@ RECORDINGS_SHOWN = 20  # of --against, per line of progress
     metavar="FILE",
     help="Also draw a picture (.svg, .png). The residuals of --against by class.",
 )
-@click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
+@results_option("")
 @click.option(
     "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
 )

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import click
 import pytest
 import yaml
 from conftest import ROOT
-from gate_runs import taking_turns
 from processes import Children
 
 from distbench.cli.main import main
@@ -235,38 +233,3 @@ def commented(
     runner = {"GITHUB_REPOSITORY": "o/r", "GITHUB_RUN_ID": "5", "GITHUB_SERVER_URL": "https://github.com"}
     runner |= {"RUNNER_TEMP": str(folder), "PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
     return children.run(*SHELL, step["run"], cwd=folder, env=given | runner)
-
-
-def test_its_steps_work_in_an_empty_environment(children: Children, tmp_path: Path) -> None:
-    """Installed by pip from a checkout, and run on a scenario and on run files; only the network is left out."""
-    checkout, code, bin_folder = tmp_path / "checkout", tmp_path / "code", tmp_path / "python" / "bin"
-    for name in ("distbench", "scenarios"):
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, checkout)
-    children.python("-m", "venv", "--without-pip", bin_folder.parent, check=True)
-    (site,) = bin_folder.parent.glob("lib/python*/site-packages")
-    (site / "packages.pth").write_text(f"{Path(click.__file__).parent.parent}\n")
-    runner = {"HOME": str(tmp_path), "RUNNER_TEMP": str(tmp_path), "PATH": f"{bin_folder}:/usr/bin:/bin"}
-    runner |= {"GITHUB_OUTPUT": str(tmp_path / "output"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    offline = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_IGNORE_INSTALLED": "1", "PIP_NO_BUILD_ISOLATION": "0"}
-    done = children.run(
-        *SHELL, STEPS[0]["run"], cwd=tmp_path, env=runner | offline | {"INSTALL": str(checkout), "TORCH": ""}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (site / "distbench" / "__init__.py").exists()
-    code.mkdir()
-    (code / "bench.py").write_text((ROOT / "tests" / "data" / "tiny.py").read_text())
-    taking_turns(code, before=1.0, after=1.3)
-    inputs = dict.fromkeys(STEPS[1]["env"], "") | {"SCENARIOS": "bench.py", "BADGE": "badge.json"}
-    write = [*SHELL, "python3 -m distbench signature write bench.py --output-dir signatures"]
-    assert children.run(*write, cwd=code, env=runner).returncode == 0
-    for mode, baseline, exit_code, answer in (
-        ("signature", "signatures", 0, "PASS: 1 signature unchanged"),
-        ("gate", "base", 1, "FAIL: 1 regression"),
-    ):
-        given = inputs | {"MODE": mode, "BASELINE": baseline, "CANDIDATE": "new"}
-        done = children.run(*SHELL, STEPS[1]["run"], cwd=code, env=runner | given)
-        assert done.returncode == exit_code and answer in done.stdout, done.stdout + done.stderr
-        assert json.loads((code / "badge.json").read_text())["message"] == answer
-        assert answer in (tmp_path / "distbench.md").read_text() and answer in (tmp_path / "summary.md").read_text()

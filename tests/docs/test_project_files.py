@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import stat
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -77,33 +76,6 @@ def test_a_command_is_valid_and_names_programs_that_exist(children: Children, wo
     else:
         # `gh` is on GitHub's runners; it is not needed here.
         assert program == "gh" or shutil.which(program)
-
-
-def test_the_commands_of_the_release_run_here(children: Children, tmp_path: Path) -> None:
-    check_tag, wheel, archive = (
-        next(command for workflow, command in RUN_LINES if workflow == "release.yml" and word in command)
-        for word in ("test ", "pip wheel", "git archive")
-    )
-    tag = f"v{__version__}"
-    for name, code in ((tag, 0), ("v999.0.0", 1)):
-        done = children.run("bash", "-c", check_tag, cwd=ROOT, variables={"GITHUB_REF_NAME": name})
-        assert done.returncode == code, done.stderr
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("distbench", "scenarios"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    identity = ("-c", "user.name=t", "-c", "user.email=t@t")
-    for git in (("init", "-q"), ("add", "-A"), (*identity, "commit", "-qm", "all")):
-        children.run("git", *git, cwd=source, check=True)
-    offline = "--no-build-isolation --no-deps --quiet --disable-pip-version-check"
-    wheel = wheel.replace("python3 ", f"{sys.executable} ").replace("--no-deps", offline)
-    for command in (wheel, archive):
-        done = children.run("bash", "-c", command, cwd=source, variables={"GITHUB_REF_NAME": tag})
-        assert done.returncode == 0, done.stderr
-    names = sorted(path.name for path in (source / "build" / "release").iterdir())
-    assert names == [f"distbench-{__version__}-py3-none-any.whl", f"distbench-{tag}.tar.gz"]
 
 
 def test_dependabot_reads_files_that_exist() -> None:
