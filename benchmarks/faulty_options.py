@@ -133,7 +133,7 @@ CALLS = (
     (
         "plots into a file",
         'history --results "$GOLD/steps.jsonl" --plots afile',
-        "--plots afile cannot be written",
+        "plots folder afile cannot be written",
     ),
     ("a scenario that nobody knows", "list all", "no scenario 'all'"),
     ("a command that nobody knows", "benchmark", "No such command"),

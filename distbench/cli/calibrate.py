@@ -42,6 +42,7 @@ from distbench.cli.run import (
 )
 from distbench.spec import format_mesh
 from distbench.spec.errors import UserError
+from distbench.spec.file_io import writing
 from distbench.spec.mesh import mesh_size
 
 if TYPE_CHECKING:
@@ -319,10 +320,8 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
 
 
 def _save_profile(profile: "Profile", output: Path) -> None:
-    try:
+    with writing(f"-o {output}"):
         profile.save(output)
-    except OSError as error:
-        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
 
 
 def _write_hardware(operators: "Job", steps: "Job", hardware: Path) -> str:

@@ -46,9 +46,10 @@ def history(case: str, out: Path, numbers: ColumnOptions, plots: Path | None, ch
     Example:
       distbench history "step/*llama_2d*" --results results --plots plots
     """
-    from distbench.judge.history import draw, series_of, text
+    from distbench.judge.history import figures_of, series_of, text
     from distbench.records.baselines import read_side
     from distbench.records.launches import with_cases
+    from distbench.show.plots import draw
 
     warnings: list[str] = []
     launches = read_side([out], "--results", warnings, numbers.columns())
@@ -65,11 +66,8 @@ def history(case: str, out: Path, numbers: ColumnOptions, plots: Path | None, ch
             f"no measured case or scenario matches {case!r}; use one of the scenarios {scenarios}, or {cases}"
         )
     if plots:
-        try:
-            for path in draw(series, plots):
-                say(f"drawn: {path}", err=True)
-        except OSError as error:
-            raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error
+        for path in draw(figures_of(series), plots):
+            say(f"drawn: {path}", err=True)
     if form == "json":
         click.echo(json.dumps([asdict(case_series) for case_series in series], indent=1))
         for warning in warnings:

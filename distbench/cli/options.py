@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import write_whole
+from distbench.spec.file_io import write_whole, writing
 from distbench.spec.plugins import plugin_names
 from distbench.spec.printable_text import printable
 
@@ -330,10 +330,8 @@ def check_writable(path: Path, option: str) -> None:
         missing = f"the folder {path.parent} does not exist; create the folder, or give another file"
         raise UserError(f"{option} {path} cannot be written: {missing}")
     is_new = not path.exists()
-    try:
+    with writing(f"{option} {path}"):
         path.open("a").close()
-    except OSError as error:
-        raise UserError(f"{option} {path} cannot be written ({error.strerror}); give another file") from error
     if is_new:
         path.unlink()
 
@@ -348,14 +346,12 @@ def make_folder(path: Path, option: str) -> None:
 
 def write(path: Path, content: str | bytes, mode: str = "w") -> None:
     """Write a text or bytes, or append a text with mode "a". Raise UserError if the file cannot be written."""
-    try:
+    with writing(str(path)):
         if mode == "w":
             write_whole(path, content)
         else:
             with path.open(mode, encoding="utf-8") as file:
                 file.write(str(content))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); give another file") from error
 
 
 def check_new_folder(folder: Path, option: str) -> None:
@@ -377,13 +373,12 @@ def write_folder(folder: Path, option: str, files: Iterable[tuple[str, bytes]]) 
     target, sizes = folder.resolve(), []
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        for name, content in files:
-            path = unfinished / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            sizes.append(path.write_bytes(content))
-        unfinished.replace(target)
-    except OSError as error:
-        raise UserError(f"{option} {folder} cannot be written ({error.strerror}); give another folder") from error
+        with writing(f"{option} {folder}", "folder"):
+            for name, content in files:
+                path = unfinished / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                sizes.append(path.write_bytes(content))
+            unfinished.replace(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return len(sizes), sum(sizes)

@@ -21,6 +21,7 @@ from distbench.records.baselines import read_side
 from distbench.records.launches import Launch
 from distbench.records.results_folder import run_files_in
 from distbench.spec.errors import INTERRUPTED, UNFORESEEN, USER_ERROR, UserError
+from distbench.spec.file_io import writing
 from distbench.spec.printable_text import count_text
 from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Options
 
@@ -370,10 +371,8 @@ def _needs(case: CaseVerdict) -> float:
 def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> tuple[float, list[Path]]:
     """Run a launch, and return its duration in seconds and its run files. The gate reports cases that fail."""
     folder = out / side.name
-    try:
+    with writing(f"--results {out}", "folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--results {out} cannot be written ({error.strerror}); give another folder") from error
     earlier_files = set(run_files_in(folder))
     # A side may have an older distbench, which accepts only this older name.
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]

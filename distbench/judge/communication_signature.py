@@ -24,7 +24,7 @@ from distbench.show.terminal import width_here, wrap
 from distbench.show.units import size_text
 from distbench.spec import Job
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import read_text, shown, write_whole
+from distbench.spec.file_io import read_text, shown, write_whole, writing
 from distbench.spec.mesh import format_mesh, parse_mesh
 from distbench.spec.plan import folded
 from distbench.spec.printable_text import capped_lines, count_text, printable
@@ -377,7 +377,7 @@ def update(base: Path, new: Path) -> list[Path]:
                 if not differences(before, after):
                     continue
                 target = stored.with_name(f"{stored.stem}.torch-{'.'.join(map(str, release(after.torch)))}{SUFFIX}")
-        try:
+        with writing(str(target)):
             if target.exists() and not target.is_file():
                 raise UserError(f"{target} cannot be written, because the path is not a file; give another file")
             # Bytes, because the old file may not be text.
@@ -385,8 +385,6 @@ def update(base: Path, new: Path) -> list[Path]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(target, text)
                 written_files.append(target)
-        except OSError as error:
-            raise UserError(f"{target} cannot be written: {error.strerror}; give another file") from error
     return written_files
 
 

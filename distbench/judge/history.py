@@ -3,10 +3,9 @@
 import datetime
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from distbench.judge.gate_text import collect_text, number_text
 from distbench.records.launches import SECONDS, Launch, Unit, units_of
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Notes, Table
-from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
+from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, time_tick
 from distbench.show.terminal import text_of
 from distbench.show.units import times_text
 from distbench.spec.discovery import argument_of
@@ -375,14 +374,10 @@ def commit_text(point: Point) -> str:
     return "-" if point.commit is None else point.commit[:SHORT_HASH] + ("+" if point.dirty else "")
 
 
-def draw(series: Sequence[Series], folder: Path) -> list[Path]:
-    """Write one figure per case; return the paths. Raise OSError if the folder cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with styled():
-        path_lists = [
-            save(figure_of(case_series), folder, f"history-{n:02}") for n, case_series in enumerate(series[:MAX_CASES])
-        ]
-    return list(chain.from_iterable(path_lists))
+def figures_of(series: Sequence[Series]) -> "Iterator[tuple[str, Figure]]":
+    """Yield (name, figure), one per case."""
+    for number, of_case in enumerate(series[:MAX_CASES]):
+        yield f"history-{number:02}", figure_of(of_case)
 
 
 def figure_of(series: Series) -> "Figure":

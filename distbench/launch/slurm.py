@@ -12,7 +12,7 @@ from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words,
 from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, ask_slurm, slurm_port
 from distbench.spec import UserError
 from distbench.spec.errors import INTERRUPTED
-from distbench.spec.file_io import unique_stem
+from distbench.spec.file_io import unique_stem, writing
 from distbench.spec.printable_text import count_text
 
 # Options of sbatch that distbench does not support, because it submits and follows one job; --chdir would move the
@@ -185,11 +185,9 @@ def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
     folder = (launch.out / "slurm").resolve()
     stem = unique_stem(time.time(), launch.name)
     script, log = folder / f"{stem}.sbatch", folder / f"{stem}.log"
-    try:
+    with writing(str(script), "--results"):
         folder.mkdir(parents=True, exist_ok=True)
         script.write_text(slurm_script(launch), encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise UserError(f"{script} cannot be written ({error}); give another --results") from error
     job_id = _submit(script, log, say)
     try:
         say(f"Slurm job {job_id}: {script}; the job's output follows, and is also in {log}")

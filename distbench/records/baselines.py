@@ -28,7 +28,7 @@ from distbench.records.run_file import (
     read_run,
 )
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import opened, read_json, shown, write_whole
+from distbench.spec.file_io import opened, read_json, shown, write_whole, writing
 from distbench.spec.json_decoder import Amount, Count, Date, Format, Time, decode, document
 
 # Stored baselines: small enough for git, one line per launch and one per case.
@@ -125,12 +125,10 @@ def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
         facts = launch.facts
         name = slug("-".join(str(part) for part in (launch.scenario, facts["mesh"], facts["device"]) if part))
         files.setdefault(out / BASELINES / slug(str(facts["machine"])) / f"{name}.json", []).append(launch)
-    try:
-        for path, group in files.items():
+    for path, group in files.items():
+        with writing(f"baseline {path}", "--results"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, baseline_text(group))
-    except OSError as error:
-        raise UserError(f"baseline {error.filename} cannot be written ({error.strerror}); give --results") from error
     return list(files)
 
 

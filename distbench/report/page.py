@@ -39,8 +39,7 @@ from distbench.show.html import (
 )
 from distbench.show.plots import styled
 from distbench.show.units import counts_text, disk_text, known
-from distbench.spec.errors import UserError
-from distbench.spec.file_io import write_whole
+from distbench.spec.file_io import write_whole, writing
 from distbench.statistics.pass_comparison import BASELINE, as_table, compare_pairs
 from distbench.statistics.verdicts import FASTER, SLOWER
 
@@ -62,10 +61,8 @@ def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
     with styled():
         all_blocks = list(blocks)
         text = page_of(next(block.text for block in all_blocks if isinstance(block, Heading)), all_blocks)
-    try:
+    with writing(f"--page {page}"):
         write_whole(page, text)
-    except OSError as error:
-        raise UserError(f"--page {page} cannot be written ({error.strerror}); give another file") from error
     return f"page written: {page}"
 
 

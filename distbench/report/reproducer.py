@@ -13,8 +13,7 @@ from distbench.records.dataframe import Row
 from distbench.report.planner_study import Failure, Versions, numel_of, placements_of, sizes_in
 from distbench.show.blocks import shorten
 from distbench.spec.devices import device_of
-from distbench.spec.errors import UserError
-from distbench.spec.file_io import write_whole
+from distbench.spec.file_io import write_whole, writing
 from distbench.spec.placements import NATIVE, TORCH_PLANNERS, Placement
 from distbench.spec.printable_text import clean
 
@@ -52,7 +51,7 @@ def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: P
     """Write one script per failure. Return sentences on the files, then on failures that pure torch cannot
     reproduce."""
     written, left_out = [], []
-    try:
+    with writing(f"--reproducers {folder}", "folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for number, failure in enumerate(failures, start=1):
             words = f"{failure.status}-{failure.planner}-{failure.suite or 'pairs'}-{failure.pattern}"
@@ -64,9 +63,6 @@ def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: P
                 continue
             write_whole(folder / name, text)
             written.append(f"reproducer written: {folder / name}")
-    except OSError as error:
-        problem = f"reproducers cannot be written to {folder} ({error.strerror})"
-        raise UserError(f"{problem}; give a writable folder") from error
     return [*written, *left_out]
 
 

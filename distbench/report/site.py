@@ -44,7 +44,7 @@ from distbench.show.html import BAD, GOOD, PageBlock, Tiles, Trends, Verdict, pa
 from distbench.show.units import NOTHING, times_text
 from distbench.spec.discovery import argument_of
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import write_whole
+from distbench.spec.file_io import write_whole, writing
 from distbench.spec.printable_text import clean, count_text
 from distbench.statistics.intervals import median_ci_ranks
 
@@ -187,19 +187,16 @@ def write_site(
     target = Path(os.path.realpath(folder))
     new, old = (target.with_name(f".{target.name}.{word}.{os.getpid()}") for word in ("new", "old"))
     try:
-        new.mkdir(parents=True)
-        site = _write_pages(index, new, target, is_chosen, num_run_pages)
-        files = sorted(path for path in new.rglob("*") if path.is_file())
-        digests = {str(path.relative_to(new)): _digest(path) for path in files}
-        (new / MARKER).write_text(json.dumps({"written by": "distbench site", "sha256": digests}, indent=1) + "\n")
-        require_own(folder)
-        if target.exists():
-            target.rename(old)
-        new.rename(target)
-    except OSError as error:
-        raise UserError(
-            f"--output-dir {folder} cannot be written ({error.strerror or error}); give another folder"
-        ) from error
+        with writing(f"--output-dir {folder}", "folder"):
+            new.mkdir(parents=True)
+            site = _write_pages(index, new, target, is_chosen, num_run_pages)
+            files = sorted(path for path in new.rglob("*") if path.is_file())
+            digests = {str(path.relative_to(new)): _digest(path) for path in files}
+            (new / MARKER).write_text(json.dumps({"written by": "distbench site", "sha256": digests}, indent=1) + "\n")
+            require_own(folder)
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
     finally:
         if old.exists() and not target.exists():
             old.rename(target)

@@ -20,7 +20,7 @@ from distbench.show import plots as style
 from distbench.show.plots import Spot, hover
 from distbench.show.units import brief_time_text, known, size_text, time_scale
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import write_whole
+from distbench.spec.file_io import write_whole, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -300,8 +300,6 @@ def write_chrome(path: Path, trace: Trace) -> str:
         raise UserError(
             f"--chrome {path} cannot be written, because the trace of {trace.case_id} has no times; give another trace"
         )
-    try:
+    with writing(f"--chrome {path}"):
         write_whole(path, chrome_text(trace))
-    except OSError as error:
-        raise UserError(f"--chrome {path} cannot be written ({error.strerror}); give another file") from error
     return f"trace file written: {path} (open it at ui.perfetto.dev or chrome://tracing)"

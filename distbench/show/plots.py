@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from distbench.show.units import brief_time_text, size_text
-from distbench.spec.errors import UserError
-from distbench.spec.file_io import write_whole
+from distbench.spec.file_io import write_whole, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,13 +107,10 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
     """Save every figure under its name in distbench's style, and return the files."""
-    try:
+    with writing(f"plots folder {folder}", "folder"), styled():
         folder.mkdir(parents=True, exist_ok=True)
-        with styled():
-            names = ((re.sub(r"[^A-Za-z0-9._-]+", "-", name), figure) for name, figure in figures)
-            return [path for name, figure in names for path in save(figure, folder, name)]
-    except OSError as error:
-        raise UserError(f"plots cannot be written to {folder} ({error.strerror}); give a writable folder") from error
+        names = ((re.sub(r"[^A-Za-z0-9._-]+", "-", name), figure) for name, figure in figures)
+        return [path for name, figure in names for path in save(figure, folder, name)]
 
 
 def title(figure: "Figure", text: str) -> None:

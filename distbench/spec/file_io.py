@@ -174,6 +174,15 @@ def unique_stem(moment: float, *parts: str) -> str:
     return "-".join([begun, *parts, secrets.token_hex(RANDOM_BYTES)])
 
 
+@contextmanager
+def writing(what: str, instead: str = "file") -> Iterator[None]:
+    """Raise UserError if the system refuses to write `what`, such as "--page out.html"; `instead` is what to give."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what} cannot be written ({error.strerror or error}); give another {instead}") from error
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a text (UTF-8) or bytes to a temporary file, then rename it; after a failure the old file remains.
 
