@@ -46,7 +46,7 @@ def test_a_default_reaches_every_command_that_has_the_option(project: Path) -> N
     assert found["mesh"] == {"tp": 2} and found["budget_s"] == 7.0 and found["out"] == Path("there") and found["quiet"]
     assert params("check", "tp_mlp")["mesh"] == params("calibrate")["mesh"] == {"tp": 2}
     # What one writes the others read; ab and sweep have their own folders.
-    assert params("history")["runs"] == params("clean", "--keep", "1")["runs"] == Path("there")
+    assert params("history")["out"] == params("clean", "--keep", "1")["out"] == Path("there")
     assert "out" not in {**defaults_for(main).of_commands.get("ab", {}), **defaults_for(main).of_commands["tune"]}
 
 

@@ -446,7 +446,7 @@ def each_row_alone(blocks: Sequence[np.ndarray], min_pairs: int, alpha: float) -
     return flipped
 
 
-def of_zero_width(self: LogDifference, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+def of_zero_width(self: LogDifference) -> tuple[np.ndarray, np.ndarray]:
     return self.estimate, self.estimate
 
 
