@@ -5,22 +5,28 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from conftest import DATA, ROOT, Cli
 from processes import Children, Ranks
+
+from distbench.cli.main import main
 
 COMMANDS = ("list", "run", "calibrate", "report", "redistribute", "doctor")
 
 
+def here(*arguments: str, **variables: str) -> Result:
+    """`distbench ARGUMENTS` in this process."""
+    return CliRunner().invoke(main, arguments, env=variables)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(cli: Cli, command: str) -> None:
-    done = cli(command, "--help")
-    assert done.returncode == 0
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = here(command, "--help")
+    assert done.exit_code == 0
     assert re.search(r"Examples?:", done.stdout) and f"distbench {command}" in done.stdout
 
 
 def our_options() -> set[str]:
-    from distbench.cli.main import main
-
     return {
         option
         for command in main.commands.values()
@@ -44,8 +50,8 @@ def test_options_reach_us_when_torchrun_starts_the_command(ranks: Ranks, tmp_pat
     assert "no scenario 'nosuch'" in done.stderr
 
 
-def test_list_as_json_is_complete(cli: Cli) -> None:
-    rows = json.loads(cli("list", "--format", "json").stdout)
+def test_list_as_json_is_complete() -> None:
+    rows = json.loads(here("list", "--format", "json").stdout)
     row = next(row for row in rows if row["name"] == "cp_attention")
     assert row["mesh"] == {"cp": 4}
     assert row["axes"] == {
@@ -71,14 +77,17 @@ def test_list_as_json_is_complete(cli: Cli) -> None:
         (["report", "--results", "/nowhere"], "distbench run"),
     ],
 )
-def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(cli: Cli, arguments: list[str], says: str) -> None:
-    done = cli(*arguments, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 2
+def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(
+    known_host: None, arguments: list[str], says: str
+) -> None:
+    done = here(*arguments)
+    assert done.exit_code == 2
     assert says in done.stderr
     assert done.stderr.startswith("distbench: ") and len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_scenario_file_with_a_syntax_error_is_named_with_its_line(cli: Cli, tmp_path: Path) -> None:
+    """As a process of its own, which would print a traceback."""
     file = tmp_path / "broken.py"
     file.write_text("x = 1\ndef broken(:\n")
     done = cli("run", str(file))
@@ -86,21 +95,21 @@ def test_a_scenario_file_with_a_syntax_error_is_named_with_its_line(cli: Cli, tm
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_option_is_an_error(cli: Cli) -> None:
-    done = cli("run", "llama_2d", "--frobnicate")
-    assert done.returncode == 2 and "No such option" in done.stderr
+def test_an_unknown_option_is_an_error() -> None:
+    done = here("run", "llama_2d", "--frobnicate")
+    assert done.exit_code == 2 and "No such option" in done.stderr
 
 
 @pytest.mark.parametrize(("mesh", "world_size"), [("dp_shard=2,tp=2", "3"), ("dp_shard=2", "4")])
-def test_a_mesh_that_does_not_multiply_to_the_ranks_is_refused(cli: Cli, mesh: str, world_size: str) -> None:
-    done = cli("run", "llama_2d", "--mesh", mesh, RANK="0", WORLD_SIZE=world_size)
-    assert done.returncode == 2
+def test_a_mesh_that_does_not_multiply_to_the_ranks_is_refused(known_host: None, mesh: str, world_size: str) -> None:
+    done = here("run", "llama_2d", "--mesh", mesh, RANK="0", WORLD_SIZE=world_size)
+    assert done.exit_code == 2
     assert f"the launcher started {world_size}" in done.stderr and f"multiply to {world_size}" in done.stderr
 
 
-def test_rank_variables_that_are_no_numbers_are_refused(cli: Cli) -> None:
-    done = cli("run", "llama_2d", RANK="first", WORLD_SIZE="4")
-    assert done.returncode == 2 and "unset RANK" in done.stderr
+def test_rank_variables_that_are_no_numbers_are_refused() -> None:
+    done = here("run", "llama_2d", RANK="first", WORLD_SIZE="4")
+    assert done.exit_code == 2 and "unset RANK" in done.stderr
 
 
 def test_doctor_lists_every_internal_and_says_this_machine_is_fine(cli: Cli) -> None:
