@@ -161,22 +161,24 @@ def results_option(
     return click.option("--results", "out", type=PATH, metavar="DIR", default=default, help=text)
 
 
-def cases_option(command: F) -> F:
-    """Add -k as the argument `chosen`, an expression or "" for every case."""
-    return click.option(
-        "-k", "chosen", default="", metavar="EXPR", help='Select cases by id, such as -k "greedy and not f32".'
-    )(command)
-
-
-def set_option(command: F) -> F:
-    """Add --set as the argument `choices`, a tuple of NAME=VALUE."""
-    return click.option(
-        "--set",
-        "choices",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Set an axis or parameter. A,B sets several values.",
-    )(command)
+# -k as the argument `chosen`, an expression or "" for every case.
+cases_option = click.option(
+    "-k", "chosen", default="", metavar="EXPR", help='Select cases by id, such as -k "greedy and not f32".'
+)
+# --set as the argument `choices`, a tuple of NAME=VALUE.
+set_option = click.option(
+    "--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set an axis or parameter. A,B sets several values."
+)
+assume_option = click.option(
+    "--assume",
+    multiple=True,
+    metavar="MODULES=VALUE",
+    help="Assumed choices of modules, such as expert loads: 'uniform', a file of loads, or a number.",
+)
+label_option = click.option(
+    "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors; with --json also the result.")
 
 
 def quick_option(description: str) -> Callable[[F], F]:
@@ -198,16 +200,6 @@ def mesh_option(description: str) -> Callable[[F], F]:
         return None if text is None else parse_mesh(text)
 
     return click.option("--mesh", metavar="DIM=N,...", callback=parse, help=f"{MESH_HELP} {description}")
-
-
-def assume_option(command: F) -> F:
-    """Add `--assume` of simulations."""
-    return click.option(
-        "--assume",
-        multiple=True,
-        metavar="MODULES=VALUE",
-        help="Assumed choices of modules, such as expert loads: 'uniform', a file of loads, or a number.",
-    )(command)
 
 
 def width_option(command: F) -> F:
@@ -254,11 +246,6 @@ def verbose_option(command: F) -> F:
     return click.option(
         "-v", "--verbose", is_flag=True, expose_value=False, callback=set_verbose, help="Show all warnings and notes."
     )(command)
-
-
-def quiet_option(command: F) -> F:
-    """Add -q as the argument `quiet` to a command that prints progress and a result."""
-    return click.option("-q", "--quiet", is_flag=True, help="Print only errors; with --json also the result.")(command)
 
 
 def progress_lines(quiet: bool) -> Callable[[str], None]:

@@ -23,6 +23,7 @@ from distbench.cli.options import (
     dry_run_option,
     format_option,
     given,
+    label_option,
     make_folder,
     mesh_option,
     option,
@@ -189,9 +190,7 @@ class TakesSuites(KeepsArguments):
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after its timing.")
 @click.option("--show-paths", is_flag=True, hidden=True, help="End with report --paths, as distbench trace does.")
 @cases_option
-@click.option(
-    "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
-)
+@label_option
 @dry_run_option("List cases and time, or with --nodes the launch.")
 @click.option("--resume", type=PATH, metavar="RUN", help="Continue this interrupted run.")
 @options_of(LinkOptions, "links")

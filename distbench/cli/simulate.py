@@ -15,6 +15,7 @@ from distbench.cli.options import (
     check_new_folder,
     check_writable,
     format_option,
+    label_option,
     make_folder,
     mesh_option,
     quick_option,
@@ -71,9 +72,7 @@ RECORDINGS_SHOWN = 20  # of --against, per line of progress
     help="Also draw a picture (.svg, .png). The residuals of --against by class.",
 )
 @results_option("")
-@click.option(
-    "--label", default="", metavar="TEXT", help="Label of the runs. Use distbench report @TEXT to show the runs."
-)
+@label_option
 @format_option("table", "markdown", "json")
 @verbose_option
 @width_option
