@@ -57,9 +57,8 @@ set_up() {
     elif [ -z "$missing" ]; then
         return
     fi
-    local steps=1 step=0 has_torch=
+    local steps=1 step=0
     [ -x "$python" ] || steps=2
-    if compgen -G "$venv/lib/python3*/site-packages/torch-2.13.0*" >/dev/null; then has_torch=true; else steps=$((steps + 1)); fi
     if [ ! -x "$python" ]; then
         command -v python3 >/dev/null || fail "there is no python3 here; install Python 3.11 or newer"
         python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -73,11 +72,7 @@ set_up() {
             fail "$venv has no pip, and this Python cannot install it (see above; on Debian and Ubuntu, install python3-venv); delete $venv, then $again"
     fi
     missing=$(echo $missing)
-    if [ -z "$has_torch" ]; then
-        announce "torch 2.13.0 (the longest step: up to a few minutes on a slow network)"
-        pip_install "torch==2.13.0"
-    fi
-    announce "distbench and its packages${missing:+, with those of ${missing// /, }}"
+    announce "torch, distbench and their packages${missing:+, with those of ${missing// /, }} (minutes on a slow network)"
     pip_install --editable ".${missing:+[${missing// /,}]}"
     { printf '%s\n' $wanted $missing | sort -u | sed '/^$/d' >"$stamp"; } 2>/dev/null ||
         fail "$stamp cannot be written; free some space, then $again"
@@ -118,32 +113,17 @@ shipped() {
         'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "links", "real-size", *sys.argv[1:]} & set(row["tags"])]' "$@"
 }
 
-# Prints one number within seconds: the summary of all scenarios comes a minute or two later.
-first_result() {
-    "$python" -c '
-import distbench
-
-case = distbench.run("llama_2d", quick=True, quiet=True, budget=1).frame.iloc[0]
-if case["median_s"] > 0:
-    time_ms = 1e3 * case["median_s"]
-    print(f"First result: {time_ms:.3g} ms per step of llama_2d ({case.mesh}, {case.backend}). All scenarios follow in about two minutes.")
-'
-}
-
 quick_start() {
     local code=0 list page=results/report.html
-    # The tag "further" marks scenarios for a second look: the first look must take about two minutes.
+    # The tag "further" marks scenarios for a second look: the first look must take about two minutes. The other options,
+    # styles and redistributions are also for a second look, and compiling, which takes ten times as long as its step.
     list=$(shipped further)
-    mapfile -t names <<<"$list"
+    mapfile -t names < <(grep -vx llama_2d <<<"$list")
     rm -f "$page"
-    # Its errors are not printed: the run below reports them.
-    first_result 2>/dev/null || [ "$?" != 130 ] || return 130
-    # As many options of FSDP2 as the budget of a quick run has eight passes for; `distbench run fsdp_knobs` runs all.
-    local knobs=plain,keep,reshard_to_2,hybrid,bf16_params,columns,prefetch_2,accumulate,accumulate_synced,gather_bf16
-    # Also for a second look: Ulysses, small redistributions and those of sums of shards, and compiling, which takes ten
-    # times as long as its step.
-    "$python" -m distbench run "${names[@]}" --quick --set "knob=$knobs" --set compile_backend=none \
-        -k "not rotate=ulysses and not f32[64,64] and not 'P(sum)S' and not 'S(0)P' and not 'S(1)P' and not 'P(sum)P'" || code=$?
+    "$python" -m distbench run llama_2d "${names[@]}" --quick --set compile_backend=none \
+        --set knob=plain,keep,hybrid,bf16_params,columns,accumulate \
+        --set style=embedding_rows,linear,vocabulary,sequence,prepare_both,loss_parallel \
+        -k "not rotate=ulysses and not f32[64,64] and (not '->' or 'S(0)S(1)->' or 'S(1)S(0)->')" || code=$?
     "$python" -m distbench report --page "$page" >/dev/null || code=$((code ? code : $?))
     [ ! -e "$page" ] || echo "page: $page"
     return "$code"

@@ -106,7 +106,7 @@ class SeenCommunication:
         return CollectiveCount.of(sum(each.payload_bytes for each in collectives), collectives, f"bytes of {question}")
 
     def matches(self, file: str | Path) -> bool:
-        """Return True if the collectives equal those in a file of `write`.
+        """Return True if the collectives equal the collectives in a file of `write`.
 
         Raises:
             AssertionError: lists each difference with module, phase, collective, mesh dim and bytes.

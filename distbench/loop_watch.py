@@ -276,7 +276,7 @@ def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Watch:
         raise UserError("watch() needs a process group; call torch.distributed.init_process_group first")
     _require_host_backend()
     if "fake" in str(dist.get_backend_config()):
-        raise UserError("watch() needs ranks that share a store; use a process group of gloo, not a fake one")
+        raise UserError("watch() needs ranks that share a store; use a process group of gloo, not a fake process group")
     try:
         return Watch(every, mesh)
     except Unsupported as reason:

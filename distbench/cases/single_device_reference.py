@@ -96,7 +96,7 @@ def reference_of(
 ) -> Reference:
     """Compute the step on rank 0's device, and free the device's memory. Forward-only steps save no activations.
 
-    `values` are those of the parameters if the scenario sets them; `built` is the model on the meta device, unless a
+    `values` are parameter values that the scenario sets; `built` is the model on the meta device, unless a
     plan has changed that model. With a `gradient_scale` the optimizers step with gradients times the scale.
     """
     assert scenario.build_model is not None
@@ -268,7 +268,7 @@ def run_step(
 
     Other ranks do not run the step, so the step must not communicate. The batch is copied, with floats cast to `dtype`
     if given. A forward-only scenario returns an output and the loss 0. The user's own step runs as a whole; the
-    collected gradients are those of each optimizer's first step, and `after_backward` is called after each backward.
+    collected gradients are from each optimizer's first step, and `after_backward` is called after each backward.
     """
     collect = None if scenario.inference else collect
     runs_forward_backward = collect is not None and scenario.step is None
@@ -361,8 +361,8 @@ def compare(
     """Compare each rank's shards of gradients with the same shards of the reference; return the largest difference.
 
     All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch, None
-    if there is no loss; `output` is the model's output for that part. `gradient_scale` is the factor that the plan
-    applies to gradients; None compares no gradients. `is_given` then replaces each rank's gradients by one device's.
+    without a loss; `output` is the model's output for that part. `gradient_scale` is the factor that the plan applies
+    to gradients; with None, gradients are not compared. With `is_given`, one device's gradients replace each rank's.
     """
     differences = {}
     if gradient_scale is not None:

@@ -23,7 +23,7 @@ from distbench.spec.errors import UserError
 
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
-@results_option("It may be a file of another tool.")
+@results_option("DIR may be a file of another tool.")
 @options_of(ColumnOptions, "numbers")
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. They show each case's times.")
 @cases_option

@@ -44,7 +44,8 @@ SHORT = {"preflight": ("run", "links", "--fail-on-outlier"), "trace": ("run", "-
 SHORT_HELP = {
     "preflight": """Check nodes for slow ranks and links before a job.
 
-    This command is short for `distbench run links --fail-on-outlier`. It has no SCENARIO, and the options of run.
+    This command is short for `distbench run links --fail-on-outlier`. The options are the options of run,
+    without a SCENARIO.
 
     Exit code: 0 nothing is slow, 1 a rank, host or link is slow or loses packets, 3 unknown.
 
@@ -55,8 +56,8 @@ SHORT_HELP = {
     """,
     "trace": """Measure steps and show their collectives.
 
-    This command is short for `distbench run --trace-paths`, followed by `distbench report --paths`. It has the options
-    of run.
+    This command is short for `distbench run --trace-paths`, followed by `distbench report --paths`. The options
+    are the options of run.
 
     \b
     Example:
@@ -92,14 +93,14 @@ SECTIONS = {
         "self-test": ("gate", "Measure the error rates of gate on this machine."),
     },
     "Plan": {
-        "list": ("list", "List the shipped scenarios by question; with a name, describe one."),
+        "list": ("list", "List the shipped scenarios by question, or describe one scenario."),
         "check": ("check", "Check whether plans can work on a mesh of any size, without ranks."),
         "simulate": ("simulate", "Predict the time and memory of a step on other hardware."),
         "tune": ("tune", "Recommend a parallelism plan for N devices, predicted or measured."),
         "redistribute": ("redistribute", "Compare the planners for one redistribution."),
     },
     "Machine": {
-        "preflight": ("run", "Check nodes for slow ranks and links. Exit code: 0 none, 1 slow, 3 unknown."),
+        "preflight": ("run", "Check nodes for slow ranks and links. Exit code: 0 ok, 1 slow, 3 unknown."),
         "watch": ("watch", "Name ranks that arrive last, from files of Flight Recorder or NCCL Inspector."),
         "doctor": ("doctor", "Check this machine: devices, backends, torch."),
         "clean": ("clean", "Delete old runs after a confirmation."),

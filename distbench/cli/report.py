@@ -205,7 +205,7 @@ def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) ->
 
 
 @click.command()
-@results_option("It may be a file of another tool.")
+@results_option("DIR may be a file of another tool.")
 @click.option("--output-dir", "folder", type=PATH, metavar="DIR", default=Path("site"), help="Folder to write. [site]")
 @click.option(
     "--run-pages",
@@ -225,8 +225,8 @@ def site(
 ) -> None:
     """Write static pages over all runs: trends per case, changes, regressions first.
 
-    index.html has the changed cases with plots, filters, and links to a page per scenario and machine. Changes are
-    those that distbench history reports. The pages need no server and no network.
+    index.html has the changed cases with plots, filters, and links to a page per scenario and machine. distbench
+    history reports the same changes. The pages need no server and no network.
 
     An index in the results folder (.distbench-index.sqlite) stores the numbers of each run file, so that only new and
     changed files are read. The folder of --output-dir is replaced as a whole. A folder with files that distbench site

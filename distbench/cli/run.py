@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -407,7 +408,7 @@ def _measure(
     show_paths: bool = False,
 ) -> NoReturn:
     """Launch the jobs, show the results unless the user interrupted, and end with the exit code."""
-    exit_code = run_all(jobs, joined, silent)
+    exit_code = run_all(jobs, joined, silent, says_first=form != "json" and not show_paths)
     if exit_code != INTERRUPTED and _is_first(joined) and (form == "json" or not silent):
         if show_paths:
             _show_paths(jobs, form)
@@ -426,8 +427,8 @@ def _measure(
     sys.exit(exit_code)
 
 
-def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
-    """Launch jobs one after the other, and return the highest exit code.
+def run_all(jobs: list[Job], joined: "Joined | None", silent: bool, says_first: bool = False) -> int:
+    """Launch jobs one after the other, and return the highest exit code; `says_first` prints the first time of several.
 
     After a rejected scenario, the next scenarios run. Ctrl-C and a full disk stop all scenarios.
     """
@@ -441,6 +442,8 @@ def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
                 outcome = launch_on(ranks, job, display)
             _say_outcome(job, outcome, silent)
             outcomes.append(outcome)
+            if says_first and not silent and len(jobs) > len(outcomes) == 1:
+                _say_first(job, len(jobs) - 1)
             if outcome.exit_code == INTERRUPTED or outcome.is_storage_full:
                 break
     if all(outcome.none_chosen for outcome in outcomes):
@@ -458,6 +461,17 @@ def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
         ending.missing = f"of {len(jobs)} scenarios, {'; '.join(parts)}"
         ending.message = f"{ending.missing} ({ending.message})" if ending.message else ending.missing
     return max(outcome.exit_code for outcome in outcomes)
+
+
+def _say_first(job: Job, num_more: int) -> None:
+    """Print the time of the first scenario's first case: the summary of all scenarios may come minutes later."""
+    from distbench.records.run_file import read_run
+    from distbench.show.units import time_text
+
+    cases = read_run(Path(job.run_file)).cases if Path(job.run_file).exists() else []
+    if timed := [case for case in cases if case.get("samples_s")]:
+        time, case_id = time_text(median(timed[0]["samples_s"])), timed[0]["case"]["id"]
+        say(f"First result: {time} per iteration of {case_id}; {count_text(num_more, 'scenario')} to go")
 
 
 def _say_outcome(job: Job, outcome: "JobOutcome", silent: bool) -> None:
@@ -602,7 +616,7 @@ def _require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
 
 
 def _expected(links: LinkOptions) -> "ExpectedRates | None":
-    """The rates of the hardware of --expect; those between two devices, else those of collectives."""
+    """The rates of the hardware of --expect: between two devices if the file has them, else of collectives."""
     if not links.expect:
         return None
     from distbench.judge.preflight import BETWEEN, WITHIN, ExpectedRates
@@ -617,7 +631,7 @@ def _expected(links: LinkOptions) -> "ExpectedRates | None":
 
 
 def links_code(jobs: Sequence[Job], links: LinkOptions, silent: bool, form: str, failure: str = "") -> int:
-    """Print slow links, links that are slower than in an earlier run, and rates below those of the hardware.
+    """Print slow links, links that are slower than in an earlier run, and rates below the rates of the hardware.
 
     Args:
         jobs: the measured jobs.

@@ -137,7 +137,7 @@ def simulate(
     machine = load_hardware(hardware)
     in_8 = patterns_of(float8, machine) if float8 is not None else ()
     if (scenario is None) == (recording is None):
-        raise UserError("simulate needs either a SCENARIO or --recording FILE; give one")
+        raise UserError("simulate needs either a SCENARIO or --recording FILE; give one of the two")
     if recording is not None:
         refuse_with("--recording", "mesh", "choices", "quick", "assume", "ranks", "save")
     make_folder(out, "--results")

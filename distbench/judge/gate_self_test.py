@@ -253,7 +253,7 @@ def series_of(name: str, launches: Sequence[Launch]) -> RecordedSeries:
 
 def _require_launches(name: str, count: int, num_failed: int = 0) -> None:
     if count < MIN_LAUNCHES:
-        failed = f" that finished, and {num_failed} that did not" if num_failed else ""
+        failed = f" that finished, and {num_failed} that did not finish" if num_failed else ""
         launches = count_text(count, "launch", "launches")
         raise UserError(f"{name} has {launches}{failed}; record at least {MIN_LAUNCHES}, preferably 60")
 

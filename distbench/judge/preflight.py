@@ -60,7 +60,7 @@ class LevelRates:
 
 
 def level_rates(links: LinkRun, expected: ExpectedRates | None) -> list[LevelRates]:
-    """Return the rates of all measured links within hosts, and of those between hosts."""
+    """Return the rates of all measured links within hosts, and of all measured links between hosts."""
     levels = []
     for level in (WITHIN, BETWEEN):
         rates, size_bytes = {}, 0

@@ -316,7 +316,7 @@ class NoPath(Exception):
 
 @dataclass(frozen=True)
 class Route:
-    """A cheapest path, source and target included; bytes are those of the busiest rank.
+    """A cheapest path, source and target included; bytes are of the busiest rank.
 
     `peak_bytes` is the largest size of a step's local tensors before and after; for no steps, the source's size.
     """

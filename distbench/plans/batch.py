@@ -145,9 +145,7 @@ def batch_of(scenario: Scenario) -> Batch:
             "tensor and convert it in call=, or leave the tensor unsplit with batch_dims"
         )
     if not batch.length:
-        raise UserError(
-            f"{batch.origin} returns a batch of no samples; return at least one sample per data parallel rank"
-        )
+        raise UserError(f"{batch.origin} returns an empty batch; return at least one sample per data parallel rank")
     return batch
 
 

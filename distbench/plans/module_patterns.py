@@ -54,7 +54,7 @@ def own_units(model: nn.Module) -> set[str]:
 
 
 def _own_plan(model: nn.Module) -> dict[str, str]:
-    """Return the plan of a transformers model, pattern to style name. Raise UserError if it has none."""
+    """Return the plan of a transformers model, pattern to style name. Raise UserError without a plan."""
     for prefix, module in model.named_modules():
         plan = getattr(module, "tp_plan", None)
         if isinstance(plan, Mapping) and plan:

@@ -84,7 +84,7 @@ def parallelize(
 
 
 def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: Any) -> nn.Module:
-    """Apply the user's function to a model and mesh. Raise UserError if it raises or returns no model."""
+    """Apply the user's function to a model and mesh. Raise UserError if the function raises or returns no model."""
     try:
         with blamed("parallelize", function):
             changed = function(model, mesh)

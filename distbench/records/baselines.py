@@ -267,7 +267,7 @@ def _read_path(path: Path, side: str, warnings: list[str], columns: NumberColumn
 
 
 def files_of(path: Path, side: str, warnings: list[str], columns: NumberColumns | None) -> list[Path]:
-    """The files with launches of a path, by kind of file and name. Arguments and errors are those of `read_side`."""
+    """The files with launches of a path, by kind of file and name. Arguments and errors are as in `read_side`."""
     if not path.exists():
         raise UserError(f"{side} {path} does not exist; give run files or a folder of them, such as results/")
     if not path.is_dir():
@@ -295,7 +295,7 @@ def _foreign_files(folder: Path, columns: NumberColumns) -> list[Path]:
 def read_file(path: Path, warnings: list[str], columns: NumberColumns | None) -> list[Launch]:
     """The launch of a run file or an nccl-tests file, or the launches of a baseline or of another tool.
 
-    Arguments and errors are those of `read_side`.
+    Arguments and errors are as in `read_side`.
     """
     kind = _sniffed(path, columns)
     if columns is not None and kind in foreign_numbers.READERS:

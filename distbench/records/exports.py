@@ -1,7 +1,7 @@
 """Export to other tools' formats: one value per launch, never raw samples.
 
-A format is a function of paths (run files, baselines, nccl-tests' files, and folders of them). It returns the text or
-bytes of a file, or the files of a folder by name.
+A format is a function of paths (run files, baselines, nccl-tests' files, and folders of them). An exporter returns the
+text or bytes of a file, or the files of a folder by name.
 """
 
 import datetime
@@ -129,7 +129,7 @@ def bigger_is_better(paths: Sequence[Path]) -> str:
 def pytorch_benchmark(paths: Sequence[Path]) -> str:
     """JSON records of the PyTorch OSS benchmark database, schema v3: a value per launch and metric.
 
-    The fields are those of pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql. Its upload action
+    Source of the fields: pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql. Its upload action
     adds the repository, commit and job.
     """
     records: list[Record] = []
@@ -178,7 +178,7 @@ def _runner_of(environment: "Environment") -> "Record":
 
 def openmetrics(paths: Sequence[Path]) -> str:
     """OpenMetrics text for node_exporter's textfile collector: each case's newest launch, its interval and its status.
-    The interval is that of the median over passes. It is missing if there are too few passes.
+    The interval is that of the median over passes. The interval is missing if there are too few passes.
     """
     rows = [*{(row["scenario"], row["mesh"], row["id"]): row for row in _rows_of(paths)[0]}.values()]
     lines = []
@@ -385,7 +385,7 @@ class MeasuredCase:
 
     @property
     def title(self) -> str:
-        """Name the case among those of all scenarios and meshes."""
+        """The case's id with its scenario and mesh, unique in an export."""
         return f"{self.scenario} ({self.mesh}): {self.case_id}"
 
     @property

@@ -100,7 +100,7 @@ class _Measure:
     factor: float = 1.0
 
     def stored(self, value: object) -> float:
-        """Return the number as in `Value`. Raise ValueError if it is not a number above 0."""
+        """Return the number as in `Value`. Raise ValueError if the value is not a number above 0."""
         try:
             number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):

@@ -113,8 +113,8 @@ class DirectRedistribution:
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard under the target layout; every rank of the group must call it.
 
-        It is `local` itself if nothing changes on any rank. Raises ValueError if `local` does not have the source
-        layout's shape on this rank, or holds integer parts of an average.
+        The result is `local` itself if nothing changes on any rank. Raises ValueError if `local` does not have the
+        source layout's shape on this rank, or holds integer parts of an average.
         """
         for run in self._runs:
             local = finished(run(local))
@@ -122,7 +122,7 @@ class DirectRedistribution:
 
 
 class ExchangeOnRank:
-    """One exchange on one rank, at this flat position on the mesh; `peers` are those of each rank of the group.
+    """One exchange on one rank, at this flat position on the mesh; `peers` has an entry per rank of the group.
 
     On CPU its pieces are separate messages, elsewhere one all-to-all, a single kernel of NCCL. gloo's all-to-all copies
     through two buffers, and sends to every rank, even if there is nothing to send. Messages leave from the local tensor

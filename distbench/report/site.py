@@ -1,6 +1,6 @@
 """Static pages over all launches of a results folder: an index with the changed cases, and pages of cases with trends.
 
-The verdicts are those of `judge/history.py`. The folder has a file MARKER with the digest of each page, so that files
+`judge/history.py` gives the verdicts. The folder has a file MARKER with the digest of each page, so that files
 of other programs are never overwritten or deleted.
 """
 
@@ -394,7 +394,7 @@ def _entry(row: int, judged: JudgedCases, case: ChangedCase | None) -> dict[str,
 
 
 def _trends(title: str, series: Sequence[dict[str, Any]], launches: Sequence[Sequence[Launch]], **more: Any) -> Trends:
-    """Data of `trends.js`; `launches` are those of each group."""
+    """Data of `trends.js`; `launches` has the launches of each group."""
     most = max(map(len, launches))
     ranks = [median_ci_ranks(count)[0] if count else 0 for count in range(most + 1)]
     about = [

@@ -522,7 +522,7 @@ def _side(trace: Trace) -> str:
 
 
 def _side_text(column: str, side: str, text: Callable[[float], str], row: Row) -> str:
-    """One side's figure, or a dash if the side has no such row."""
+    """One side's figure; a dash if the row is missing."""
     return text(row[f"{column}_{side}"]) if row[f"count_{side}"] else NOTHING
 
 

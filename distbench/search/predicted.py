@@ -1,6 +1,6 @@
 """A sweep by prediction: steps are recorded and replayed, without starting ranks.
 
-Plans as written are predicted on all meshes, those with the fewest fast links first, then changes of the best plans,
+Plans as written are predicted on all meshes, meshes with the fewest fast links first, then changes of the best plans,
 one at a time. With --around-my-plan, only neighbours of the plan as written are predicted. Finally the best plans are
 recorded with all layers.
 

@@ -224,8 +224,8 @@ class SweepState:
         """Return predictions that fit or may fit, the fastest first, then predictions that do not fit, the smallest
         first.
 
-        Of plans that tie with the fastest, the plan with the least memory comes first, or the fastest of those with
-        about as little memory. Plans with a whole recording come before plans with a memory estimate.
+        Of plans that tie with the fastest, the plan with the least memory comes first, or the fastest plan with about
+        as little memory. Plans with a whole recording come before plans with a memory estimate.
         """
         usable = [prediction for prediction in self.predictions.values() if prediction.fits is not False]
         too_large = [prediction for prediction in self.predictions.values() if prediction.fits is False]
@@ -452,7 +452,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
             "best third of the previous round, and plans of the last round alternate"
         )
     else:
-        order = "meshes as written, those with the fewest fast links first, and single changes of the best plans"
+        order = "meshes as written, meshes with the fewest fast links first, and single changes of the best plans"
         if state.written is not None:
             order = "the plan as written, and plans that differ by one change or by one factor of the mesh"
         num_tried = len({*state.predictions, *state.left_out})

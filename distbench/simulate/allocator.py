@@ -1,7 +1,6 @@
-"""A model of torch's caching allocator for accelerators. It computes the reserved memory of a recorded list of
-allocations.
+"""A model of torch's caching allocator for accelerators: the reserved memory of a recorded list of allocations.
 
-The rules are those of CUDACachingAllocator.cpp (torch 2.11 to 2.13) with its default settings, or with
+The rules are from CUDACachingAllocator.cpp (torch 2.11 to 2.13) with its default settings, or with
 `expandable_segments:True`; a test compares each rule with cases computed by hand. Not modelled: `max_split_size_mb`,
 `roundup_power2_divisions`, `garbage_collection_threshold`, private pools of graphs, and the release of pages within an
 expandable segment before memory runs out.

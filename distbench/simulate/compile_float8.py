@@ -10,7 +10,7 @@ Then the tensor is read and a float8 copy is written, once for all matmuls that 
 weight's gradient are copied once more, transposed, because float8 matmuls support one layout only. FSDP gathers weights
 in float8, so weights are cast in their shards, which takes no time here. Tensor parallel also casts before gathers
 (torchao's Float8ColwiseParallel, Float8RowwiseParallel and PrepareFloat8ModuleInput), which halves the bytes. Here, its
-casts and its memory are still those of the whole tensor. Tensors kept for backward do not change: torchao keeps the
+casts and its memory are still computed for the whole tensor. Tensors kept for backward do not change: torchao keeps the
 high-precision tensor if a module is checkpointed. A copy has memory until the last matmul of its phase that reads the
 copy; backward casts kept tensors again.
 """

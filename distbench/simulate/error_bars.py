@@ -104,7 +104,7 @@ def held_out(path: Path = RESIDUALS) -> tuple[Residual, ...]:
 
 
 def bar_rows(rows: Sequence[Residual]) -> tuple[Residual, ...]:
-    """Return held-out rows whose machine and step are those that were simulated, as far as the source states."""
+    """Return held-out rows with the simulated machine and step, as far as the source states."""
     return tuple(row for row in rows if row.split == "held-out" and not row.stated_cause)
 
 
@@ -154,7 +154,7 @@ def has_class(hardware: Hardware, rows: Sequence[Residual] | None = None) -> boo
 def no_class_text(hardware: Hardware) -> str:
     """Return the sentence on a machine without rows in the record."""
     return (
-        f"the record has no held-out row of hardware file {hardware.name}, so error bars are those of other machines; "
+        f"the record has no held-out row of hardware file {hardware.name}, so error bars are from other machines; "
         "add rows with simulate --against, or measure one step"
     )
 
@@ -270,7 +270,7 @@ def coverage(rows: Sequence[Residual]) -> tuple[int, int]:
 
 
 def memory_coverage(rows: Sequence[Residual]) -> tuple[int, int]:
-    """Return the same of reserved memory, of rows with published memory."""
+    """Return the number of rows with published memory whose reserved memory is within its range, and of all such rows."""
     return _coverage(rows, _memory_error)
 
 

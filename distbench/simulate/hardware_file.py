@@ -1,7 +1,7 @@
 """A hardware file: JSON with value, basis and source of every figure, checked when read.
 
 On a CPU there are no streams: an operator, and a collective that FSDP2 or DTensor waits for, ends before the next
-operator starts. Times are those of a rank while all ranks of the machine run, so times include the effect of shared
+operator starts. Times are of a rank while all ranks of the machine run, so times include the effect of shared
 resources.
 """
 
@@ -329,7 +329,7 @@ def shipped_hardware() -> list[str]:
 def load_hardware(name: str) -> Hardware:
     """Load a hardware file of distbench or of a plug-in by name, or any hardware file by path.
 
-    `name@software` replaces figures by those of an entry of the file's `software`.
+    `name@software` replaces figures by the figures of an entry of the file's `software`.
 
     Raises:
         UserError: the file does not exist, the software is unknown, or a figure is missing, out of range or without a

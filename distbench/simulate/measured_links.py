@@ -1,4 +1,4 @@
-"""The collective part of a hardware file, fitted to measured collectives; all other figures are those of a base."""
+"""The collective part of a hardware file, fitted to measured collectives; all other figures are from a base."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -236,7 +236,7 @@ def _figure_table(hardware: Hardware, base: Hardware, measured: set[str]) -> Tab
     for name in (name for figures in LEVELS.values() for name in figures):
         values = [_value_text(name, machine[name]) for machine in (base, hardware)]
         rows.append((name, values[0], values[1] if name in measured else NOTHING))
-    notes = [f"all other figures are those of {base.name}, {hardware.devices_per_node} devices per node"]
+    notes = [f"all other figures are from {base.name}, {hardware.devices_per_node} devices per node"]
     return Table(hardware.name, ("<figure", base.name, "measured"), rows, notes)
 
 

@@ -107,7 +107,7 @@ class LinkLoad(NamedTuple):
 
 
 def link_load(kind: str, payload_bytes: float, group_size: int, on_nodes: Sequence[int]) -> LinkLoad:
-    """Return the load of a collective in a group of two or more ranks; the rules are those of `collective_s`.
+    """Return the load of a collective in a group of two or more ranks; the rules are as in `collective_s`.
 
     A ring passes every node and every rank of the group on the node; an all-reduce over many nodes uses a tree.
 

@@ -234,8 +234,8 @@ def _blocks(recorder: Recorder, tree: Any, kind: str) -> dict[int, str]:
 def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> tuple[int, ...]:
     """Return ranks whose step may differ from rank 0's through smaller or no shards, or another part of the sequence.
 
-    These are the last ranks along each mesh dim with differing ranks. They have the least work, or for causal attention
-    the most work.
+    These are the last ranks along each mesh dim with differing ranks. These ranks have the least work, or for causal
+    attention the most work.
 
     Args:
         inputs: inputs of the global batch, (batch, sequence, ...).

@@ -145,7 +145,7 @@ class Simulation:
 
     @property
     def memory_bar(self) -> Bar | None:
-        """Error bar of reserved memory, likewise."""
+        """Error bar of reserved memory; None for a host, and without residuals."""
         return memory_bar(self.traits) if self.hardware.host is None else None
 
     @property

@@ -219,7 +219,7 @@ def bar_notes(simulation: Simulation) -> tuple[str, ...]:
         return ("no error bar, because no residuals of published steps are installed",)
     rows = count_text(bar.num_rows, "held-out published row")
     sources = count_text(bar.num_sources, "source")
-    bars = f"ranges in parentheses contain 90 % of runs like those of {rows} of {sources} ({bar.of})"
+    bars = f"ranges in parentheses contain 90 % of runs comparable with {rows} of {sources} ({bar.of})"
     return (bars, *(() if has_class(hardware) else (no_class_text(hardware),)))
 
 

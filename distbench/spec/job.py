@@ -350,7 +350,7 @@ MAX_DEPTH = 50
 
 
 class CaseChoice:
-    """A parsed expression of -k. Raise UserError if it is not valid."""
+    """A parsed expression of -k. Raise UserError if the expression is not valid."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -142,8 +142,8 @@ class Scenario(Declared):
     """The model, plan, step and cases of one variant of a scenario. Every part is optional.
 
     Args:
-        build_model: makes the model. It is called under the meta device, so it must not read parameter values. A model
-            with buffers is built a second time with its buffers on the CPU, under the run's seed.
+        build_model: makes the model. The function is called under the meta device, so it must not read parameter
+            values. A model with buffers is built a second time with its buffers on the CPU, under the run's seed.
         make_batch: makes the global batch on the CPU, equal on all ranks: `(inputs, targets)`, or tensors in any dict,
             tuple or dataclass.
         batch_dims: the tensor dim over which data parallel ranks split the batch's tensors: a number for all tensors,
@@ -160,8 +160,8 @@ class Scenario(Declared):
             decode. `call` is then `(model, batch, cache) -> logits`; `call` runs many times, so it must not change the
             cache's length.
         parallelize: `(model, mesh) -> model or None`, which parallelizes the model (on the meta device) over the whole
-            mesh, instead of the plan's `tp`. It may make further meshes and process groups. The plan's other parts,
-            including `ParallelPlan.loss_parallel`, are applied afterwards.
+            mesh, instead of the plan's `tp`. The function may make further meshes and process groups. The plan's
+            other parts, including `ParallelPlan.loss_parallel`, are applied afterwards.
         gradient_divide_factor: the divisor, under `parallelize`, of gradients summed over data parallel ranks; None for
             the number of these ranks, by which FSDP and DDP divide by default.
         after_materialize: `(model, mesh) -> None`, called when the parameters have memory and initial values, for
@@ -179,8 +179,8 @@ class Scenario(Declared):
         operators: operators on DTensors, and the redistributions that each operator needs.
         links: measurements that find slow ranks and links.
         calls: name to a function `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, which is called on every rank.
-            `call()` is timed until it returns. `check()` runs once afterwards. It raises for a wrong result, or returns
-            None or True for a correct result on this rank, and False or a sentence for a wrong result. Without `check`,
+            `call()` is timed until it returns. `check()` runs once afterwards. `check()` raises for a wrong result, or
+            returns None or True for a correct result on this rank, and False or a sentence for a wrong result. Without `check`,
             the result is not checked.
         plugins: kind of case of an installed plug-in to its declaration, in the plug-in's documented form.
         compute: number of sizes, smallest first, of operators on all ranks at the same time and of collectives in

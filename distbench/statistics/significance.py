@@ -81,7 +81,7 @@ class LogDifference:
 
         Args:
             found_error: standard error for detecting a slowdown, by default `error`.
-            prior_freedom: degrees of freedom of `found_error` in addition to those of the test's launches.
+            prior_freedom: degrees of freedom of `found_error`, added to the degrees of freedom of the launches.
         """
         spread = self.error * np.sqrt(self.num_launches)
         found_spread = spread if found_error is None else found_error * np.sqrt(self.num_launches)

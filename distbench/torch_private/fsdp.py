@@ -29,7 +29,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Message:
-    """A microbatch's message of a pipeline's stage; phase "forward" for activations, "backward" for gradients."""
+    """A pipeline stage's message of one microbatch; phase "forward" for activations, "backward" for gradients."""
 
     stage: int
     microbatch: int

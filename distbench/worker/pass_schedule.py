@@ -41,8 +41,8 @@ class PassPlan:
         is_compared: whether a report compares these cases with each other.
         group: name of the group; each group has a different order.
         max_passes: maximum number of passes; 0 for MAX_PASSES.
-        run_id: id of the launch's run, equal on all ranks. It is part of the seed for orders: if every launch used the
-            same seed, a case would precede another case in most passes of every launch.
+        run_id: id of the launch's run, equal on all ranks. The id is part of the seed for orders: if every launch
+            used the same seed, a case would precede another case in most passes of every launch.
     """
 
     def __init__(

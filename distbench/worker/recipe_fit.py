@@ -48,7 +48,7 @@ class Fit:
 
 
 class TooLong(BaseException):
-    """The end of a row's time limit. It is not an Exception, because torch and this file handle every Exception."""
+    """The end of a row's time limit; not an Exception, because torch and this file handle every Exception."""
 
 
 def recipe_fit(scenario: Scenario, question: Mapping[str, Any]) -> dict[str, Any]:

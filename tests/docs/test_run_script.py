@@ -25,9 +25,9 @@ case "$* $FAULT" in
     "-m pip --version"*no-pip*) [ -e .venv/pip ] ;;
     "-m ensurepip"*no-ensurepip*) echo "No module named ensurepip" >&2; exit 1 ;;
     "-m ensurepip"*) touch .venv/pip ;;
-    "-m pip install"*torch*no-network*) echo "Could not reach the index" >&2; exit 1 ;;
+    "-m pip install"*no-network*) echo "Could not reach the index" >&2; exit 1 ;;
     "-m pip install"*editable*full*) echo "No space left on device" >&2; exit 1 ;;
-    "-m pip install"*torch*interrupted*) kill -INT $PPID; sleep 5; exit 130 ;;
+    "-m pip install"*interrupted*) kill -INT $PPID; sleep 5; exit 130 ;;
     "-m distbench list"*no-list*) exit 70 ;;
     "-m distbench list"*) echo '[{"name": "collectives", "tags": []}]' ;;
     "-c import json"*) cat >/dev/null; echo collectives ;;
@@ -76,7 +76,7 @@ def clone(children: Children, tmp_path: Path) -> Clone:
         ("list", "old", "run.sh: python3 is older than 3.11"),
         ("test", "no-venv", "run.sh: python3 could not make the virtual environment .venv"),
         ("check", "no-pip no-ensurepip", "run.sh: .venv has no pip"),
-        ("", "no-network", "run.sh: pip could not install torch==2.13.0"),
+        ("", "no-network", "run.sh: pip could not install ."),
         ("test", "full", "run.sh: pip could not install ."),
     ],
 )
@@ -114,9 +114,9 @@ EXTRAS = {
 def test_a_command_installs_only_what_it_needs(clone: Clone, words: tuple[str, ...]) -> None:
     done = clone.run(*words)
     installed = [call.split()[-1] for call in clone.calls() if "pip install" in call]
-    assert installed == ["torch==2.13.0", f".{EXTRAS[words]}"]
+    assert installed == [f".{EXTRAS[words]}"]
     steps = re.findall(r"set-up, step (\d) of (\d), \d+ s: (.+)", done.stderr)
-    assert [(step, of) for step, of, _ in steps] == [("1", "3"), ("2", "3"), ("3", "3")]
+    assert [(step, of) for step, of, _ in steps] == [("1", "2"), ("2", "2")]
     assert "set-up finished after" in done.stderr
 
 
@@ -125,7 +125,7 @@ def test_a_command_adds_its_packages_to_those_that_are_there(clone: Clone) -> No
     clone.run("docs")
     clone.calls()
     clone.run("check")
-    assert [call.split()[-1] for call in clone.calls() if "pip install" in call] == ["torch==2.13.0", ".[check]"]
+    assert [call.split()[-1] for call in clone.calls() if "pip install" in call] == [".[check]"]
     clone.run("docs")
     clone.run("check")
     assert not [call for call in clone.calls() if "pip install" in call]
