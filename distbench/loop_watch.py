@@ -267,8 +267,8 @@ def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Watch:
         mesh: names the groups of its mesh dims in messages.
 
     Raises:
-        UserError: `every` is not a positive integer, no process group or only a fake one exists, or collectives run on
-            an accelerator, where a host's call does not show when its device arrives.
+        UserError: `every` is not a positive integer, no process group exists, or only a fake process group, or
+            collectives run on an accelerator, where a host's call does not show when its device arrives.
     """
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise UserError(f"watch(every={every!r}) is not valid; give a positive integer such as every=100")

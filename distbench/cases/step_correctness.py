@@ -450,7 +450,7 @@ class StepCheck:
 def _run(
     step: TrainingStep, is_full: bool, side_effects: SideEffects | None = None
 ) -> tuple[float | None, torch.Tensor | None]:
-    """Return a step's loss, and its output if that is compared. There is no loss without backward, nor on ranks before
+    """Return a step's loss, and its output if that is compared. The loss is None without backward, and on ranks before
     a pipeline's last stage.
     """
     if isinstance(step, ForwardStep):

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from distbench.cli.options import (
     Duration,
     dry_run_option,
     format_option,
+    quiet_option,
     results_option,
     say,
     say_lines,
@@ -35,8 +37,9 @@ MAX_LISTED = 15
 )
 @dry_run_option("List the runs.")
 @click.option("--yes", is_flag=True, help="Continue without confirmation.")
+@quiet_option
 @format_option("table", "json")
-def clean(out: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, form: str) -> None:
+def clean(out: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, quiet: bool, form: str) -> None:
     """List old runs, and delete the runs with their ranks' logs after a confirmation.
 
     All scenarios of one command are one run and are deleted together. With both --keep and --older-than, a run is
@@ -66,21 +69,22 @@ def clean(out: Path, keep: int | None, older_s: float | None, dry_run: bool, yes
         failed = [] if dry_run else delete(old, out)
         click.echo(json.dumps({"num_kept": len(kept), "failed": failed, "runs": records}, indent=1))
         sys.exit(USER_ERROR if failed else 0)
+    show: Callable[..., None] = (lambda *_: None) if quiet else say_lines
     staying = f"{count_text(len(kept), 'run')} remain{'s' * (len(kept) == 1)}"
     if not old:
-        say_lines([f"nothing to delete under {out}: {staying}"])
+        show([f"nothing to delete under {out}: {staying}"])
         return
     for old_run in old[:MAX_LISTED]:
-        say_lines([f"{old_run.started_text}  {disk_text(old_run.num_bytes):>8}  {old_run.text}"], " " * 4)
+        show([f"{old_run.started_text}  {disk_text(old_run.num_bytes):>8}  {old_run.text}"], " " * 4)
     if len(old) > MAX_LISTED:
-        say(f"... {len(old) - MAX_LISTED} more")
+        show([f"... {len(old) - MAX_LISTED} more"])
     num_files, num_bytes = sum(len(old_run.files) for old_run in old), sum(old_run.num_bytes for old_run in old)
     summary = (
         f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
         f"under {out}; {staying}"
     )
     if dry_run:
-        say_lines([f"would delete {summary}"])
+        show([f"would delete {summary}"])
         return
     try:
         is_agreed = yes or click.confirm(f"Delete {summary}?")
@@ -90,10 +94,10 @@ def clean(out: Path, keep: int | None, older_s: float | None, dry_run: bool, yes
             "nothing was deleted, because no answer was given; add --yes to delete without confirmation"
         ) from None
     if not is_agreed:
-        say("nothing was deleted")
+        show(["nothing was deleted"])
         return
     failed = delete(old, out)
     for sentence in failed:
         say(f"distbench: {sentence}", err=True)
-    say_lines([f"deleted {summary}"])
+    show([f"deleted {summary}"])
     sys.exit(USER_ERROR if failed else 0)

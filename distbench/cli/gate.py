@@ -27,6 +27,7 @@ from distbench.cli.options import (
     quiet_option,
     results_option,
     say,
+    say_files,
     say_lines,
     verbose_option,
     width_option,
@@ -182,7 +183,8 @@ def baseline() -> None:
 @baseline.command()
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @results_option("")
-def save(paths: tuple[str, ...], out: Path) -> None:
+@format_option("table", "json")
+def save(paths: tuple[str, ...], out: Path, form: str) -> None:
     """Store run files as baselines under baselines/MACHINE/ of the results folder.
 
     Baselines of the same scenario and mesh are replaced.
@@ -196,8 +198,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
     warnings: list[str] = []
     launches = read_side(named_runs(expanded(paths), out), "baseline", warnings)
-    for path in save_baselines(launches, out):
-        say(f"baseline: {path}")
+    say_files(save_baselines(launches, out), form)
     for warning in warnings:
         say(f"distbench: {warning}", err=True)
 

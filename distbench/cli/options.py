@@ -5,6 +5,7 @@ import errno
 import functools
 import glob
 import hashlib
+import json
 import math
 import os
 import re
@@ -285,7 +286,7 @@ def refuse_with(mode: str, *parameters: str) -> None:
     """Raise UserError if the command line has one of the parameters, because `mode` ignores them."""
     for name, word in given().items():
         if name in parameters:
-            raise UserError(f"{word} does not go with {mode}; leave one of them out")
+            raise UserError(f"{word} cannot be combined with {mode}; leave one of them out")
 
 
 def refuse_without(needed: str, *parameters: str) -> None:
@@ -398,6 +399,13 @@ def say_lines(lines: Iterable[str], indent: str = "    ") -> None:
     if max(map(len, all_lines), default=0) > width:
         all_lines = [part for line in all_lines for part in wrap(re.sub(r"(?<=\S) {2,}", "  ", line), width, indent)]
     say("\n".join(all_lines))
+
+
+def say_files(files: Iterable[Path], form: str) -> None:
+    """Print the written baselines."""
+    paths = [str(file) for file in files]
+    text = "\n".join(f"baseline: {path}" for path in paths) or "The baseline is up to date."
+    say(json.dumps({"files": paths}, indent=1) if form == "json" else text)
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:

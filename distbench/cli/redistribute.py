@@ -60,7 +60,7 @@ def redistribute(
     setting = setting_of(profile_path=profile, **of_setting)
     if all_pairs:
         if source or picture:
-            raise UserError("--all-pairs does not go with SOURCE, TARGET or --picture; leave one of them out")
+            raise UserError("--all-pairs cannot be combined with SOURCE, TARGET or --picture; leave one of them out")
         with display_for("plan", quiet=False) as display:
             text = plan_all_pairs(setting, form, display.event)
     elif source is None or target is None:

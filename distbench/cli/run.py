@@ -471,7 +471,7 @@ def _say_first(job: Job, num_more: int) -> None:
     cases = read_run(Path(job.run_file)).cases if Path(job.run_file).exists() else []
     if timed := [case for case in cases if case.get("samples_s")]:
         time, case_id = time_text(median(timed[0]["samples_s"])), timed[0]["case"]["id"]
-        say(f"First result: {time} per iteration of {case_id}; {count_text(num_more, 'scenario')} to go")
+        say(f"First result: {time} per iteration of {case_id}. Scenarios left: {num_more}")
 
 
 def _say_outcome(job: Job, outcome: "JobOutcome", silent: bool) -> None:

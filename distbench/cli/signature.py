@@ -12,11 +12,13 @@ from distbench.cli.options import (
     PATH,
     OutputOptions,
     check_writable,
+    format_option,
     make_folder,
     mesh_option,
     options_of,
     quick_option,
     say,
+    say_files,
     scenario_names,
     set_option,
     width_option,
@@ -119,7 +121,8 @@ def check_signature(ctx: click.Context, base: Path, new: Path, output: OutputOpt
 @signature.command("update")
 @click.argument("base", type=PATH)
 @click.argument("new", type=PATH)
-def update_signature(base: Path, new: Path) -> None:
+@format_option("table", "json")
+def update_signature(base: Path, new: Path, form: str) -> None:
     """Replace BASE by NEW. Both are files, or both are folders of *.signature files.
 
     If only the torch versions differ, NEW is stored next to BASE, for the version of NEW and newer versions.
@@ -130,7 +133,7 @@ def update_signature(base: Path, new: Path) -> None:
     """
     from distbench.judge.communication_signature import update
 
-    say("\n".join(f"baseline: {path}" for path in update(base, new)) or "The baseline is up to date.")
+    say_files(update(base, new), form)
 
 
 def _files(names: Sequence[str], output: Path | None, folder: Path | None) -> dict[str, Path]:

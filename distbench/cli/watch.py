@@ -4,7 +4,7 @@ import json
 
 import click
 
-from distbench.cli.options import expanded, format_option, say
+from distbench.cli.options import expanded, format_option, quiet_option, say
 
 
 @click.command()
@@ -15,9 +15,10 @@ from distbench.cli.options import expanded, format_option, say
     metavar="N",
     help="Consecutive ranks on one host, for Flight Recorder files without durations (gloo). Default: unknown.",
 )
+@quiet_option
 @format_option("table", "json")
 @click.pass_context
-def watch(ctx: click.Context, files: tuple[str, ...], ranks_per_host: int | None, form: str) -> None:
+def watch(ctx: click.Context, files: tuple[str, ...], ranks_per_host: int | None, quiet: bool, form: str) -> None:
     """Show ranks that arrive last at collectives, from files of Flight Recorder or NCCL Inspector.
 
     A FILE is one rank's dump or a folder of dumps. Each group's collectives are divided into 20 parts. A rank is
@@ -37,5 +38,6 @@ def watch(ctx: click.Context, files: tuple[str, ...], ranks_per_host: int | None
     groups = arrivals_of_files(read_arrivals(expanded(files)), ranks_per_host)
     more = "Give files with more collectives, one file per rank."
     verdict = judge_arrivals(groups, "parts of the files", more)
-    say(json.dumps(verdict.to_record(), indent=2) if form == "json" else "\n".join(verdict.lines))
+    if form == "json" or not quiet:
+        say(json.dumps(verdict.to_record(), indent=2) if form == "json" else "\n".join(verdict.lines))
     ctx.exit(verdict.exit_code)

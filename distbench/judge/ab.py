@@ -78,8 +78,8 @@ def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def python_at(text: str | None, option: str) -> str:
-    """Return the absolute path of an interpreter, by default this process's. Raise UserError if the interpreter cannot be
-    started.
+    """Return the absolute path of an interpreter, by default this process's. Raise UserError if the interpreter cannot
+    be started.
 
     Links are not resolved: in a virtual environment, `python` is a link, and its target is outside the environment.
     """

@@ -1,6 +1,6 @@
 """`distbench ab --bisect`: the first slower commit of a history, by pairs of launches of the good commit and another.
 
-First the good and the bad commit are compared as by `distbench ab`. If the bad one is slower, the case with the
+First the good and the bad commit are compared as by `distbench ab`. If the bad commit is slower, the case with the
 clearest slowdown is followed. `statistics.noisy_bisection` chooses the commit of each further pair. The search ends
 when the probability of one commit reaches the certainty and two pairs have measured this commit, or when the time is
 over. `render` returns the result as text, Markdown, JSON, JUnit XML, or GitHub's annotations.
@@ -74,10 +74,10 @@ class Commit:
 
 
 def commits_between(trees: Worktrees, good: str, bad: str) -> list[Commit]:
-    """Return the good commit, and the commits after it up to the bad one, on the line of first parents.
+    """Return the commits from the good to the bad commit, on the line of first parents.
 
     Raises:
-        UserError: a revision does not exist, or the good one is not on the bad one's line of first parents.
+        UserError: a revision does not exist, or the good commit is not on the bad commit's line of first parents.
     """
     if WORKING_TREE in (good, bad):
         raise UserError("--bisect needs two commits, and . is the working tree; commit the changes, and give HEAD")
@@ -138,7 +138,7 @@ class Search:
     """The state of a search after the comparison of the good and the bad commit.
 
     Args:
-        commits: the good commit, and the commits after it; the last is the bad one.
+        commits: the good commit, and later commits; the last is the bad commit.
         settled: the comparison of the good and the bad commit.
         certainty: the probability of one commit at which the search ends.
         case: the followed case and its metric; None if the bad commit is not slower.
@@ -169,7 +169,7 @@ class Search:
 
     @property
     def is_measurable(self) -> list[bool]:
-        """Whether each commit after the good one was not skipped."""
+        """Whether each commit after the good commit was not skipped."""
         return [number not in self.skipped for number in range(1, len(self.commits))]
 
     def add(self, number: int, difference: float) -> None:
@@ -218,7 +218,7 @@ def search(
     """Find the first slower commit.
 
     Args:
-        commits: the good commit, and the commits after it up to the bad one.
+        commits: the good commit, and the commits from there to the bad commit.
         launch: launches the good commit and the commit with this number; the second argument is the pair's number.
         options: options of the gate; the search ends at a certainty of 1 - alpha.
         show: receives each line of progress.

@@ -1,5 +1,5 @@
 """The verdict on ranks that arrive last in their group more often than by chance: binomial tests of all ranks as one
-family (Holm). The text has the same words for a watched loop (`loop_watch.py`) and for other tools' files.
+family (Holm). The sentences are the same for a watched loop (`loop_watch.py`) and for files of other tools.
 """
 
 from collections.abc import Mapping, Sequence

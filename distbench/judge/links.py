@@ -123,7 +123,7 @@ def _sum(parts: Iterable[Segments]) -> Segments:
 
 
 def is_lossy(segments: Segments) -> bool:
-    """Return whether so many segments were retransmitted that packets are lost."""
+    """Return whether the share of retransmitted segments shows lost packets."""
     sent, again = segments
     return again >= LEAST_AGAIN and again > MAX_LOSS * sent
 

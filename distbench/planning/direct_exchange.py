@@ -164,8 +164,8 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
     """Assign senders: each rank receives its target minus its source, each element of each part once.
 
     The source boxes of a part tile the tensor, and each box has the same number of replicas. A receiver gets the
-    missing elements of a tile from the replica with the least to send so far, largest boxes first (Graham 1969). Ties
-    go to the replica that shares most outer mesh coordinates with the receiver, then to the first replica.
+    missing elements of a tile from the replica with the least to send so far, largest boxes first (Graham 1969). Of
+    equal replicas, the replica is chosen that shares most outer mesh coordinates with the receiver, else the first.
 
     Raises:
         NotHandled: the target has a partial, or the source has several partials whose order matters.

@@ -1,4 +1,4 @@
-"""Queries of `distbench redistribute`: each planner's plan for one pair or for all pairs, and which one to use."""
+"""Queries of `distbench redistribute`: each planner's plan for one pair or for all pairs, and which planner to use."""
 
 import math
 import random

@@ -20,7 +20,7 @@ def stopped_as_interrupt() -> Iterator[None]:
 
 
 def end_by_interrupt() -> None:
-    """Ignore signals after the first one until this process ends."""
+    """Ignore signals after the first signal until this process ends."""
     for signal_number in STOPPING:
         if signal.getsignal(signal_number) not in (signal.SIG_IGN, None):
             signal.signal(signal_number, _interrupt)

@@ -247,8 +247,9 @@ def _durations(stamps: torch.Tensor) -> torch.Tensor:
 def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str | None:
     """Return the reason to stop sampling after these samples and seconds of timed iterations, or None to continue.
 
-    "steady" means that the order statistics which bound the median of independent samples are close. The distance between
-    the two does not bound the error of the median: samples of a series are not independent, and later series drift.
+    "steady" means that the order statistics which bound the median of independent samples are close. The distance
+    between the two does not bound the error of the median: samples of a series are not independent, and later series
+    drift.
     """
     if len(samples) < settings.min_samples:
         return None

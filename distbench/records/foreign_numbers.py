@@ -333,7 +333,7 @@ def _measure(unit: str | None, better: str | None) -> _Measure:
 
 
 def _unit_in(column: str, better: str | None) -> str | None:
-    """The time unit that ends a column's name: `time_us`, `latency (ms)`; rates such as `tokens_per_s` have none."""
+    """The time unit that ends a column's name: `time_us`, `latency (ms)`; None for rates such as `tokens_per_s`."""
     words = re.findall(r"[^\W\d_]+", column)
     is_rate = better == "higher" or "/" in column or "per" in words
     return words[-1] if words and not is_rate and words[-1].lower() in SECONDS_PER else None

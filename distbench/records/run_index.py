@@ -191,7 +191,7 @@ def open_index(results: Path, columns: NumberColumns, progress: Callable[[str], 
         progress: receives a line after every few files, and a line if the index is written again.
 
     Raises:
-        UserError: as `read_side`, and if another process holds the index.
+        UserError: as in `read_side`; also if another process locks the index.
     """
     is_kept = results.is_dir() and os.access(results, os.W_OK)
     path = str(results / INDEX_NAME) if is_kept else ":memory:"

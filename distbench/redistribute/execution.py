@@ -173,7 +173,7 @@ _REDUCE_OPS |= {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "
 
 
 class _MoveOnRank:
-    """One step over one mesh dim on this rank. Uneven shards are padded to the first one, the longest."""
+    """One step over one mesh dim on this rank. Uneven shards are padded to the length of the first, longest shard."""
 
     def __init__(self, plan: Plan, move: Move, source: State, target: State) -> None:
         self._move, mesh_dim, problem = move, move.mesh_dim, plan.problem

@@ -23,8 +23,8 @@ class CiOutcome:
 
 
 def junit_xml(outcomes: Sequence[CiOutcome]) -> str:
-    """JUnit XML with suites in order of their first outcome. Message and body are equal, because readers show only
-    one."""
+    """JUnit XML with suites in order of their first outcome. Message and body are equal, because readers show only one
+    of the two."""
     root = ElementTree.Element("testsuites", name=TOOL, tests=str(len(outcomes)))
     for name in dict.fromkeys(outcome.suite for outcome in outcomes):
         members = [outcome for outcome in outcomes if outcome.suite == name]

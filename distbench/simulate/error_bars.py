@@ -250,7 +250,7 @@ def is_tie(one: TimedKind, other: TimedKind, errors: DifferenceErrors) -> bool:
 def best_probability(plans: Sequence[TimedKind], errors: DifferenceErrors) -> float:
     """Return the probability that the first plan is the fastest, of plans as for `is_tie`.
 
-    Each plan has an error of its own, and plans of one kind have a common one; all are normal.
+    Each plan has an error of its own, and plans of one kind have a common error; all are normal.
     """
     own = errors.same_kind / math.sqrt(2)
     common = math.sqrt(max(errors.other_kind**2 - errors.same_kind**2, 0.0) / 2)
@@ -270,7 +270,7 @@ def coverage(rows: Sequence[Residual]) -> tuple[int, int]:
 
 
 def memory_coverage(rows: Sequence[Residual]) -> tuple[int, int]:
-    """Return the number of rows with published memory whose reserved memory is within its range, and of all such rows."""
+    """Return the number of rows with reserved memory within the error bar, and of all rows with published memory."""
     return _coverage(rows, _memory_error)
 
 

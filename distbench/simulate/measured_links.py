@@ -39,7 +39,7 @@ class GroupTimes(NamedTuple):
 
 
 def base_hardware(name: str) -> tuple[dict[str, Any], Hardware]:
-    """Return the record and the machine of a hardware file; UserError as `load_hardware`."""
+    """Return the record and the machine of a hardware file; raise UserError as `load_hardware` does."""
     record, where = hardware_record(name, BASE)
     return record, hardware_of(record, where)
 

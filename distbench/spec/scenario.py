@@ -180,8 +180,8 @@ class Scenario(Declared):
         links: measurements that find slow ranks and links.
         calls: name to a function `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, which is called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards. `check()` raises for a wrong result, or
-            returns None or True for a correct result on this rank, and False or a sentence for a wrong result. Without `check`,
-            the result is not checked.
+            returns None or True for a correct result on this rank, and False or a sentence for a wrong result. Without
+            `check`, the result is not checked.
         plugins: kind of case of an installed plug-in to its declaration, in the plug-in's documented form.
         compute: number of sizes, smallest first, of operators on all ranks at the same time and of collectives in
             groups of every size; 0 for none.

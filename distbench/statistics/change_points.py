@@ -246,7 +246,7 @@ def _orders(num_launches: int, block: int) -> Ints:
 
 
 def _clip_outliers(rows: Floats) -> None:
-    """Clip values far from their row's median in place, so that one launch is not a new level."""
+    """Clip values far from their row's median in place, so that a single launch is not a new level."""
     middle = row_medians(rows)[:, None]
     for part in _parts(np.arange(len(rows)), rows.shape[1]):
         distances = np.abs(rows[part] - middle[part])

@@ -1,6 +1,6 @@
 """Probabilistic bisection: the probability of each commit to be the first slower commit, from noisy pairs of launches.
 
-Each answer "is this commit slower than the good one?" may be wrong, so no commit is ever excluded. Every pair of
+Each answer "is this commit slower than the good commit?" may be wrong, so no commit is ever excluded. Every pair of
 launches multiplies the chances by its likelihood, and the next pair measures the commit that divides the chances into
 halves (Horstein, IEEE Trans. Inf. Theory 9, 1963; Waeber, Frazier and Henderson, SIAM J. Control Optim. 51, 2013).
 
@@ -58,7 +58,7 @@ def chances(num_commits: int, pairs: Mapping[int, Sequence[float]], step: Step) 
     """Return the probability of each commit to be the first slower commit.
 
     Args:
-        num_commits: commits after the good one; the last is the bad one.
+        num_commits: commits after the good commit; the last is the bad commit.
         pairs: commit's number, from 1, to its pairs' differences from the good commit, in logarithms. Pairs of `step`
             are not repeated here, because the case was chosen by them.
 

@@ -228,7 +228,7 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
 
 
 def is_async(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether a collective of c10d runs on its communicator's stream instead of the current one."""
+    """Return whether a collective of c10d runs on its communicator's stream instead of the current stream."""
     arguments = {name.replace("_", "").lower(): value for name, value in arguments_of(func, args, kwargs).items()}
     return bool(arguments.get("asyncop", True))
 

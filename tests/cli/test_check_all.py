@@ -97,7 +97,7 @@ def test_json_has_a_line_per_recipe(run: Run, known_host: None) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--all", "torchtitan", "llama_2d"], "does not go with --all"),
+        (["--all", "torchtitan", "llama_2d"], "cannot be combined with --all"),
         (["llama_2d", "--world", "8"], "--world has no effect without --all"),
         ([], "check needs a SCENARIO or --all SOURCE"),
     ],

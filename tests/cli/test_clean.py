@@ -145,3 +145,8 @@ def test_what_the_user_can_mend_is_a_sentence(options: tuple[str, ...], says: st
 
 def test_nothing_old_is_said(results: Path) -> None:
     assert "nothing to delete" in run("--results", results, "--keep", 9).output
+
+
+def test_quiet_deletes_and_prints_nothing(results: Path) -> None:
+    done = run("--results", results, "--keep", 1, "--yes", "-q")
+    assert (done.exit_code, done.output) == (0, "") and left(results) == with_logs("e")

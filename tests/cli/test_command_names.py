@@ -72,7 +72,7 @@ def test_what_is_printed_is_chosen_by_format_alone() -> None:
         "calibrate",
         "clean",
     }
-    printing |= {"baseline show", "watch"}
+    printing |= {"baseline show", "baseline save", "signature update", "watch"}
     assert printing == set(of_name("--format"))
     for command, option in of_name("--format").items():
         assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command

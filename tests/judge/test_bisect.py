@@ -207,7 +207,7 @@ def test_merged_branches_are_one_commit(line_of_commits: Path, tmp_path: Path) -
         (("v3", "v1", "--", "x"), "v1 is older than v3; give the good commit first"),
         (("v0", ".", "--", "x"), "--bisect needs two commits, and . is the working tree; commit the changes"),
         (("nowhere", "v1", "--", "x"), "'nowhere' is not a revision"),
-        (("v0", "v1", "--env-b", "A=1", "--", "x"), "--env-b does not go with --bisect"),
+        (("v0", "v1", "--env-b", "A=1", "--", "x"), "--env-b cannot be combined with --bisect"),
         (("v0", "v1", "--", "x", "--results", "y"), "--results is not allowed after --"),
         (("v4", "v5", "--", "x"), "could not convert string to float"),
     ],

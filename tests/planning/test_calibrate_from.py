@@ -203,7 +203,7 @@ def test_what_is_left_out_or_doubtful_is_stated(
           "options": ("--base", "h100")}),
         ("--base 'h1000' is unknown (nearest: h100", {"options": ("--base", "h1000")}),
         ("--only hardware needs device rates with --from; give --base NAME", {"options": ("--only", "hardware")}),
-        ("--quick does not go with --from", {"options": ("--quick",)}),
+        ("--quick cannot be combined with --from", {"options": ("--quick",)}),
         ("--hardware-out has no effect without --base", {"options": ("--hardware-out", "x.json")}),
     ],
 )  # fmt: skip

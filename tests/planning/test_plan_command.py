@@ -156,7 +156,7 @@ def test_torch_works_out_the_steps_out_of_a_layout_once(monkeypatch: pytest.Monk
     [
         (["S(0)", "R", "--shape", "8", "--mesh", "2x2"], "has 1 placements"),
         (["S(0)R", "--shape", "8", "--mesh", "2x2"], "needs two layouts"),
-        (["S(0)R", "RR", "--all-pairs", "--shape", "8", "--mesh", "2x2"], "--all-pairs does not go with SOURCE"),
+        (["S(0)R", "RR", "--all-pairs", "--shape", "8", "--mesh", "2x2"], "--all-pairs cannot be combined with SOURCE"),
         (["S(0)R", "RR", "--shape", "8", "--mesh", "2x2", "--profile", "/nowhere.json"], "cannot be read"),
     ],
 )

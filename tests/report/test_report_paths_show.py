@@ -224,8 +224,8 @@ def test_the_command(tmp_path: Path) -> None:
     done = report("--diff", str(path), str(path), "--format", "markdown")
     assert done.exit_code == 0 and "**by path, per rank and step**" in done.stdout
     for arguments, said in (
-        (("--paths", "--diff", str(path), str(path)), "--paths does not go with --diff"),
-        (("--paths", "--reproducers", "out"), "--reproducers does not go with --paths"),
+        (("--paths", "--diff", str(path), str(path)), "--paths cannot be combined with --diff"),
+        (("--paths", "--reproducers", "out"), "--reproducers cannot be combined with --paths"),
         (("--paths", str(path), "--group-by", "ownr"), "nearest: owner"),
         (("--chrome", "trace.json"), "add --paths"),
         (("--paths", str(path), "--chrome", f"{path}/x"), "cannot be written"),

@@ -324,7 +324,7 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
     [
         ((), "simulate needs either a SCENARIO or --recording FILE; give one"),
         (("tp_mlp", "--recording", "x.jsonl"), "give one"),
-        (("--recording", "x.jsonl", "--mesh", "tp=2"), "does not go with --recording"),
+        (("--recording", "x.jsonl", "--mesh", "tp=2"), "cannot be combined with --recording"),
         (("--recording", "missing.jsonl"), "recording missing.jsonl cannot be read: No such file"),
         (("tp_mlp", "--rank", "0,x"), "--rank '0,x' is not a list of ranks; give different integers >= 0"),
         (("tp_mlp", "--rank", "4", "--mesh", "tp=4"), "--rank 4 is not on the mesh; give ranks from 0 to 3"),
