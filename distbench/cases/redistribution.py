@@ -230,8 +230,8 @@ SUITES: dict[str, Callable[[tuple[int, ...], int], list[Group]]] = {
 
 
 def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...], seed: str) -> list[Pair]:
-    """Return every pair, or at most `max_pairs` pairs, taken from each group in turn. The first pairs of a group belong
-    to different classes of equal pairs.
+    """Return every pair, or at most `max_pairs` pairs, as equally as possible from each group. The first pairs of a
+    group belong to different classes of equal pairs.
 
     Two pairs are equal if they differ only by the names of mesh dims of one size, and of tensor dims of one size.
     `max_pairs` 0 means all pairs. The seed must be equal on all ranks.
@@ -246,7 +246,7 @@ def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...],
 
 
 def _drawn(group: Group, mesh_shape: tuple[int, ...], draw: random.Random) -> Iterator[Pair]:
-    """Yield the pairs of a group in random order, the first of each class before all others."""
+    """Yield the pairs of a group in random order, the first pair of each class before all other pairs."""
     classes, later = set(), []
     for pair in draw.sample(group, len(group)):
         key = class_of(pair, mesh_shape)

@@ -428,7 +428,8 @@ def _measure(
 
 
 def run_all(jobs: list[Job], joined: "Joined | None", silent: bool, says_first: bool = False) -> int:
-    """Launch jobs one after the other, and return the highest exit code; `says_first` prints the first time of several.
+    """Launch jobs one after the other, and return the highest exit code; `says_first` prints the first time if there
+    are several jobs.
 
     After a rejected scenario, the next scenarios run. Ctrl-C and a full disk stop all scenarios.
     """

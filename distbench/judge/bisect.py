@@ -1,4 +1,5 @@
-"""`distbench ab --bisect`: the first slower commit of a history, by pairs of launches of the good commit and another.
+"""`distbench ab --bisect`: the first slower commit of a history, by pairs of launches of the good commit and another
+commit.
 
 First the good and the bad commit are compared as by `distbench ab`. If the bad commit is slower, the case with the
 clearest slowdown is followed. `statistics.noisy_bisection` chooses the commit of each further pair. The search ends

@@ -136,7 +136,7 @@ ALL_CASES = -1  # row of the median over all cases
 
 @dataclass(frozen=True)
 class JudgedCases:
-    """The cases of one scenario on one machine, and the changes of each.
+    """The cases of one scenario on one machine, and the changes of each case.
 
     Args:
         launches: by time, but all launches of a commit together.

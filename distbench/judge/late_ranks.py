@@ -225,7 +225,7 @@ def _detectable(judged: Sequence[GroupArrivals], num_tests: int, samples: str, a
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return `4-7` for consecutive ranks, `0,2,4,6` for others."""
+    """Return `4-7` for consecutive ranks, `0,2,4,6` for other ranks."""
     if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return listed([str(rank) for rank in ranks], 8, ",", ",... ({} more)")
@@ -301,7 +301,8 @@ def _independent_share(last: NDArray[np.int64], num_ranks: int) -> float:
 
 
 def fewest_last(num_samples: int, num_ranks: int, num_tests: int, alpha: float = ALPHA) -> int | None:
-    """Return the smallest number of samples in which a rank must be last for significance; None if all are too few.
+    """Return the smallest number of samples in which a rank must be last for significance; None if no number is large
+    enough.
 
     Args:
         num_tests: number of ranks over all groups. Bonferroni's correction is used, which needs at most one sample more

@@ -125,7 +125,7 @@ def timings_in(
     runs: Sequence[Run], devices_per_node: int | None, warnings: list[str]
 ) -> tuple[list[Timing], list[Run]]:
     """Return the measured times of collectives, of one dtype per group, out of place where a file has both; and the
-    runs that have any.
+    runs with such times.
 
     Args:
         devices_per_node: of files of nccl-tests; None for the number that their host names show.
@@ -354,7 +354,7 @@ def profile_from(
 
 
 def _machine(run: Run) -> str:
-    """Return the machine's name, or the device of a file of nccl-tests, whose hosts may be many."""
+    """Return the machine's name, or the device of a file of nccl-tests, which may have many hosts."""
     about = run.about.environment
     return (about.device_name if _is_of_nccl_tests(run) else None) or about.machine or "unknown"
 

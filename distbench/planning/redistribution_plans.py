@@ -260,8 +260,9 @@ def direct_line(setting: Setting) -> Line | None:
 def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> tuple[float, float]:
     """Return (predicted seconds, their expected relative error) of one all-to-all with splits.
 
-    The price is that of the profile's line for direct exchanges, if any, from the busiest rank's transfers and copies.
-    Otherwise it is the sum of one all-to-all per crossed mesh dim, which is too high if links work at the same time.
+    The price is from the profile's line for direct exchanges, if there is one, by the busiest rank's transfers and
+    copies. Otherwise it is the sum of one all-to-all per crossed mesh dim, which is too high if links work at the same
+    time.
     """
     if line := direct_line(setting):
         busiest, num_times, num_messages = exchange.load()

@@ -324,7 +324,9 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
 
 
 def unregistered(built: Blueprint) -> str:
-    """Return a half sentence on modules in a plain list or dict, whose parameters get no memory; "" without any."""
+    """Return a half sentence on modules in a plain list or dict, whose parameters get no memory; "" without such
+    modules.
+    """
     registered = set(built.modules.values())
     for name, module in built.modules.items():
         for attribute, value in vars(module).items():
@@ -409,7 +411,7 @@ def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, str]]]:
-    """Map parameter ids to (module name, module, attribute) of their holders; a shared parameter has several."""
+    """Map parameter ids to (module name, module, attribute) of the modules that have the parameter."""
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

@@ -336,7 +336,9 @@ class TrainingStep:
 
     @property
     def num_data_parallel(self) -> int:
-        """Number of ranks over which gradients are summed, which is also the divisor unless the plan sets another."""
+        """Number of ranks over which gradients are summed, which is also the divisor unless the plan sets another
+        divisor.
+        """
         if self.plan.fsdp is not None and self._scenario.gradient_divide_factor is None:
             return data_parallel_size(self.plan.fsdp, self._context)
         cp = (self.plan.cp.mesh_dim,) if self.plan.cp is not None else ("cp",)

@@ -320,7 +320,7 @@ def read_file(path: Path, warnings: list[str], columns: NumberColumns | None) ->
 
 
 def _sniffed(path: Path, columns: NumberColumns | None) -> str | None:
-    """The kind of a file by its first bytes: "baseline", "nccl-tests", another tool's kind, or None for others."""
+    """The kind of a file by its first bytes: "baseline", "nccl-tests", another tool's kind, or None for other files."""
     with opened(path, "file", MAX_RUN_BYTES) as file:
         head = file.read(512)
         if b'"distbench_baseline"' in head:

@@ -361,7 +361,7 @@ def num_visible(text: str, num_here: int | None) -> int:
 
 
 def _devices_of_host(device_type: DeviceType) -> int | None:
-    """The number of devices by the vendor's command or the driver's files, or None without both."""
+    """The number of devices by the vendor's command or the driver's files, or None without command and files."""
     for lister in device_type.listers:
         if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
             lines = listed.splitlines()

@@ -72,7 +72,9 @@ def read_nccl_tests(path: Path) -> Run:
 
 
 def _group_of(devices: list[Record]) -> tuple[int, str | None]:
-    """Return the ranks of a group (NCCL_TESTS_SPLIT makes several) and its shape; None for devices without hosts."""
+    """Return the ranks of a group (NCCL_TESTS_SPLIT makes several groups) and its shape; None for devices without
+    hosts.
+    """
     groups: dict[Any, list[int]] = {}
     hosts = []
     for number, device in enumerate(sorted(devices, key=lambda device: int(device.get("rank", 0)))):

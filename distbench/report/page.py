@@ -182,8 +182,9 @@ ONE_LAUNCH = (
 
 
 def variants_picker(reported: ReportedRun) -> Iterator[Picker]:
-    """Comparisons of any two variants of a run's steps. Comparisons with the baseline are from the table, others are
-    tested together. Nothing for fewer than three variants, because the table shows the only comparison."""
+    """Comparisons of any two variants of a run's steps. Comparisons with the baseline are from the table. Other
+    comparisons are tested together. Empty for fewer than three variants, whose only comparison is in the table.
+    """
     measured = steps_of(reported.frame).head(MAX_VARIANTS)
     if len(measured) < 3:
         return

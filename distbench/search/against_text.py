@@ -164,7 +164,7 @@ def _without(results: Sequence[Compared]) -> list[Block]:
 
 
 def orders_of(rows: Sequence[Residual], results: Sequence[Compared]) -> tuple[int, int]:
-    """Return the numbers of pairs of one source and model over 5 % apart that are in the right order, and of all."""
+    """Return the numbers of pairs of one source and model over 5 % apart: in the right order, and all."""
     published = {(result.row.source, result.row.name): result.published_s for result in results}
     right = count = 0
     for one, other in pairs_of(rows):

@@ -152,7 +152,7 @@ def combined(ranked: Sequence[RankedPlan], plans: Mapping[Candidate, RankedPlan]
 def with_written(
     kept: Sequence[Candidate], as_written: Candidate | None, measured: Container[Candidate]
 ) -> list[Candidate]:
-    """Return the best plans; the plan as written, if it works, replaces the last of more than two."""
+    """Return the best plans; the plan as written, if it works, replaces the last plan if there are more than two."""
     if as_written is None or as_written in kept or as_written not in measured:
         return [*kept]
     return [*(kept[:-1] if len(kept) > 2 else kept), as_written]

@@ -246,7 +246,7 @@ def facts_of(setup: Setup, child: SweepChild) -> dict[str, Any]:
 def legal(
     child: SweepChild, setup: Setup, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], dict[Candidate, str]]:
-    """Return the candidates with working plans, and the reasons for the others."""
+    """Return the candidates with working plans, and the reasons why other candidates do not work."""
     questions = [Question("check", [candidate.variant(setup.base)], candidate.mesh) for candidate in candidates]
     answers = child.ask(questions)
     wrong = {candidates[place]: str(answer["left_out"]) for place, answer in answers if "left_out" in answer}

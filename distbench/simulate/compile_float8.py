@@ -55,7 +55,7 @@ def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int
     """Return the bytes that each run reads and writes as one kernel: inputs from outside, and outputs used outside.
 
     Returns:
-        Bytes by index in `events`, for every operator of a run: all bytes at the last operator, 0 at the others.
+        Bytes by index in `events`, for every operator of a run: all bytes at the last operator, 0 at other operators.
     """
     freed_at = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
     fused: dict[int, int] = {}

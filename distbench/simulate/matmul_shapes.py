@@ -4,7 +4,7 @@ A kernel divides the output into tiles, and each multiprocessor computes one til
 incomplete last wave, tiles at the border compute elements that do not exist, and each tile loads its first operands and
 stores its output (NVIDIA, Matrix Multiplication Background User's Guide, "Tile Quantization" and "Wave Quantization").
 The library chooses the kernel: here the fastest tile, with the inner dim divided over several tiles if the output has
-too few.
+too few tiles.
 """
 
 from functools import lru_cache

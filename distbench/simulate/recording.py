@@ -101,7 +101,7 @@ class Head:
 
     @property
     def label(self) -> str:
-        """The scenario's name, and the variant if any."""
+        """The scenario's name, and the variant if the scenario has axes."""
         return f"{self.scenario}/{self.variant}" if self.variant else self.scenario
 
 
@@ -432,7 +432,7 @@ def record_steps(
 
 
 def _reasons(left_out: Mapping[str, str]) -> Iterator[str]:
-    """Yield each reason once, with its first variant and the number of others."""
+    """Yield each reason once, with its first variant and the number of other variants."""
     for reason, count in Counter(left_out.values()).items():
         first = next(label for label in left_out if left_out[label] == reason)
         yield f"{first}{f' (and {count - 1} more variants)' if count > 1 else ''}: {reason}"

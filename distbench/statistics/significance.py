@@ -75,9 +75,9 @@ class LogDifference:
     ) -> Floats:
         """Return the launches per side (pairs) that would settle a test four times in five if the estimate is true.
 
-        A true change above the tolerance is settled when detected at one-sided `alpha`, and a change below when the
-        upper bound is below the tolerance. The result is nan if MAX_LAUNCHES are not enough, as for a change near the
-        tolerance.
+        A true change above the tolerance is settled when it is detected at one-sided `alpha`. A change below the
+        tolerance is settled when the upper bound is below the tolerance. The result is nan if MAX_LAUNCHES are not
+        enough, as for a change near the tolerance.
 
         Args:
             found_error: standard error for detecting a slowdown, by default `error`.
