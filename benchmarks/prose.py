@@ -108,7 +108,7 @@ RULES = (
     _rule("W7", r"\bpromis(?:e|es|ed|ing)\b", "guarantee"),
     _rule("W7", r"\bproofs?\b", "control"),
     _rule("W7", r"\bstor(?:y|ies)\b", "report"),
-    _rule("W7", r"\b(?:(?:take|takes|took|taking|by) turns|whose turn)\b", "alternate, in a random order"),
+    _rule("W7", r"\b(?:(?:take|takes|took|taking|by) turns|whose turn|in turn)\b", "alternate, in a random order"),
     _rule("W7", r"\btight(?:er|est|ly)?\b", "narrow, small"),
     _rule("W8", r"(?:,|\() ?since\b(?! (?:then|the epoch|version|torch 2|v?\d))", "because"),
     _rule("W8", r"\b(?:do|does|did|doing) so\b|\bso (?:does|do|did|may|can)\b", "repeat the verb"),

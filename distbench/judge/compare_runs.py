@@ -366,7 +366,7 @@ def answer(comparison: SideBySide) -> tuple[str, str]:
     worst = max(cases, key=lambda case: (case.verdict == SLOWER, abs(case.ratio - 1)))
     ratio = f"{worst.case_id}: B {times_text(worst.ratio, 'A', worst.ratio_low, worst.ratio_high)}"
     scenario = argument_of(worst.scenario)
-    launch_both = f"Next: distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
+    launch_both = f"Next: distbench ab REF_A REF_B -- {scenario}   (alternates launches of both sides)"
     if counts[PREDICTED]:
         finding = f"UNKNOWN: {count_text(len(cases), 'case')} predicted, without intervals. Largest difference: {ratio}"
         return finding, f"Next: distbench run {scenario}   (measures on the real hardware)"

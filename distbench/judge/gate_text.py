@@ -120,7 +120,9 @@ def answer(gated: Gated, strict: bool = False) -> tuple[str, str]:
 
 def collect_text(more: str, num_launches: int) -> str:
     """Return a sentence on how to collect launches for a verdict; `more` is the advice of a launch, or "" for pairs."""
-    return f"launch both versions in turn, in random order, {num_launches} times each   ({more})".removesuffix("   ()")
+    return f"alternate launches of both versions, in random order, {num_launches} times each   ({more})".removesuffix(
+        "   ()"
+    )
 
 
 def number_text(stored: float, unit: Unit) -> str:
@@ -141,7 +143,10 @@ def _of_unknown(gated: Gated, scenario: str) -> tuple[str, str]:
     broken = next((case for case in gated.cases if case.verdict in BROKEN), None)
     if broken is None:
         why = gated.why_nothing
-        return f"{why[:1].upper()}{why[1:]}", f"distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
+        return (
+            f"{why[:1].upper()}{why[1:]}",
+            f"distbench ab REF_A REF_B -- {scenario}   (alternates launches of both sides)",
+        )
     command = "distbench report CANDIDATE   (shows the failed cases)"
     if broken.verdict == MISSING:
         command = f"distbench run {scenario} --results CANDIDATE   (measures the missing cases)"
@@ -156,7 +161,7 @@ def _of_undecided(gated: Gated, scenario: str) -> tuple[str, str]:
     needed = [metric.num_launches + metric.num_more for case in undecided for metric in case.metrics if metric.num_more]
     command = f"distbench ab REF_A REF_B --pairs {max(needed, default=0)} -- {scenario}"
     if not needed or any(case.suspected for case in undecided):
-        command = f"distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
+        command = f"distbench ab REF_A REF_B -- {scenario}   (alternates launches of both sides)"
     if slower := gated.look_slower:
         return f"{len(slower)} measured {gated.worse} than the tolerance. Worst: {_ratio(slower[0])}", command
     return f"Undecided: {_ratio(max(undecided, key=lambda case: case.is_loose))}", command

@@ -428,7 +428,7 @@ def _group_blocks(
     if len(contents) > 1:
         yield Table("Pages of cases", ("<page", "<cases"), contents)
     yield Heading("Compare two launches")
-    yield Lines(("For a verdict, measure both commits in turn (distbench ab).",))
+    yield Lines(("For a verdict, alternate launches of both commits (distbench ab).",))
     if number == 0:
         yield Heading("Launches")
         launches = [

@@ -43,7 +43,7 @@ def test_one_launch_a_side_is_shown_and_not_judged_however_far_apart(tmp_path: P
     text = flat(result)
     assert "compare: 1 case on both sides, B/A 2.00 to 2.00" in text and "note: -v shows" not in text
     assert "INCONCLUSIVE: one launch per side gives no verdict on 1 case. Largest difference: " in text
-    assert text.endswith("Next: distbench ab REF_A REF_B -- collectives (launches both sides in turn)")
+    assert text.endswith("Next: distbench ab REF_A REF_B -- collectives (alternates launches of both sides)")
     assert "One launch per side does not show which side is faster" in flat(run(*pair(tmp_path), "-v"))
     assert max(map(len, result.output.splitlines())) <= 120
     row = frame(*pair(tmp_path)).loc[CASE]

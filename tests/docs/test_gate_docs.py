@@ -73,7 +73,7 @@ def block(title: str, number: int = 0) -> Any:
 
 
 def launch_loop() -> str:
-    """The loop that launches both sides in turn, and the gate after it."""
+    """The loop that alternates launches of both sides, and the gate after it."""
     found = re.search(r"^```bash\n(git worktree .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert found
     return found.group(1)

@@ -79,7 +79,9 @@ def test_the_command_line_has_the_gate_s_answers_and_exit_codes(tmp_path: Path) 
     done = run("gate", base, new, *COLUMNS)
     assert done.exit_code == 1
     assert "FAIL: 1 regression, 2 pass. Worst: softmax/1024: " in done.output and "x slower than" in done.output
-    assert "Next: launch both versions in turn, in random order, " in done.output and "ab REF_A" not in done.output
+    assert (
+        "Next: alternate launches of both versions, in random order, " in done.output and "ab REF_A" not in done.output
+    )
     assert run("gate", base, as_csv(tmp_path / "same.csv", rows(1.0, 3)), *COLUMNS).exit_code == 0
     record = json.loads(run("gate", base, new, *COLUMNS, "--json").output)
     assert record["exit_code"] == 1 and record["cases"][0]["unit"] == {"name": "s", "is_reciprocal": False}
@@ -121,7 +123,7 @@ def test_self_test_and_history_read_tables(tmp_path: Path, monkeypatch: pytest.M
     assert done.exit_code == 0 and "a.csv: 10 pairs, 3 cases, 24 launches" in done.output, done.output
     done = run("history", "--results", steps, "--launch", "turn", *COLUMNS[:4], "--plots", tmp_path / "plots")
     assert done.exit_code == 0 and '"12"' in done.output and "FAIL: " in done.output, done.output
-    assert "Next: launch both versions in turn" in done.output and list((tmp_path / "plots").glob("*.png"))
+    assert "Next: alternate launches of both versions" in done.output and list((tmp_path / "plots").glob("*.png"))
     assert run("self-test", "--value", "us").exit_code == 2
 
 
