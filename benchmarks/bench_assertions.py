@@ -42,7 +42,7 @@ CLAIMS = (
         ("changes detected", "changes with the module", "false alarms"),
     ),
     Claim(
-        "CPU time of a step in the block over a step without; control",
+        "CPU time of a step inside the block of `distbench.communication` relative to a step outside; control",
         "{:.2f}x; {:.2f}x",
         f"at most {MAX_RATIO}x",
         ("cost", "control"),

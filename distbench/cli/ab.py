@@ -87,7 +87,7 @@ def ab(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    """Launch two git revisions in turn until the verdict on REF_B against REF_A is decided.
+    """Alternate launches of two git revisions until the verdict on REF_B is decided.
 
     Each revision is checked out into a separate worktree. The revision . is the working tree with uncommitted changes.
     The two launches of a pair run in random order, so that the machine's drift affects both sides equally. Therefore

@@ -75,7 +75,7 @@ FUNCTIONS = {
 SECTIONS = {
     "Measure": {
         "run": ("run", "Measure scenarios: collectives, redistributions, training steps."),
-        "ab": ("ab", "Launch two git revisions in turn until the verdict is decided."),
+        "ab": ("ab", "Alternate launches of two git revisions until the verdict is decided."),
         "trace": ("run", "Measure steps and show their collectives: run --trace-paths, then report --paths."),
         "calibrate": ("calibrate", "Measure this machine, for planning and simulation."),
     },

@@ -175,9 +175,8 @@ MAX_VARIANTS = 24
 MAX_RUNS, MAX_CASES = 20, 200
 NOT_COMPARABLE = "Not comparable, because the two steps compute different results"
 ONE_LAUNCH = (
-    "Ratio of medians without a verdict, because each side has only one launch. For a verdict, alternate launches of both "
-    "(distbench ab) or compare "
-    "several launches per side (distbench compare)"
+    "Ratio of medians without a verdict, because each side has only one launch. For a verdict, alternate launches of "
+    "both (distbench ab), or compare several launches per side (distbench compare)"
 )
 
 
