@@ -69,8 +69,8 @@ class ComparedCase:
         why: one sentence, for a verdict that does not depend on times.
         of: the compared statistic: "median" for one launch per side, "predicted" for a simulated side, else the gate's
             metric.
-        a: column of LAUNCH_COLUMNS to seconds; None with several launches per side. Likewise `b`.
-        a_s: time of side a in seconds, nan without a time; likewise `b_s`.
+        a, b: column of LAUNCH_COLUMNS to seconds; None with several launches per side.
+        a_s, b_s: time of the side in seconds, nan without a time.
         ratio: b over a. Its 95 % interval is `ratio_low` to `ratio_high`, or nan for one launch per side.
         num_launches: number of pairs, or of launches on the smaller side.
     """
@@ -148,7 +148,7 @@ def side_by_side(
     """Compare two sides.
 
     Args:
-        a: the runs of the first side, one per launch and scenario; likewise `b`.
+        a, b: the runs of each side, one per launch and scenario.
         names: the sides' names in messages.
         options: options of the gate; tolerances are ignored.
 

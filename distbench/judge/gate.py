@@ -53,7 +53,7 @@ class MetricVerdict:
 
     Args:
         verdict: "regression", "inconclusive", "improvement" or "pass".
-        baseline_s: geometric mean over the baseline's launches, in seconds or in the unit; likewise `candidate_s`.
+        baseline_s, candidate_s: geometric mean over the side's launches, in seconds or in the unit.
         change: candidate over baseline, minus one; its confidence interval is `low` to `high`.
         p: p value of the hypothesis "not slower", adjusted for all tests of the comparison.
         tolerance: the largest change that is not a regression, including the floor in seconds.
@@ -128,7 +128,7 @@ class Gated:
 
     Args:
         cases: verdicts, the worst first.
-        num_baseline: number of launches of the baseline; likewise `num_candidate`.
+        num_baseline, num_candidate: number of launches of the side.
         num_tests: number of statistical tests.
         num_not_run: number of cases that neither side ran (skipped or unsupported).
         num_too_few: number of cases with too few launches for a verdict.

@@ -105,7 +105,7 @@ class Window:
     """One comparison: the launches of both sides, and the change.
 
     Args:
-        baseline: indexes of launches, in time order; likewise `candidate`. Launches of a pair are adjacent in time.
+        baseline, candidate: indexes of launches, in time order. Launches of a pair are adjacent in time.
         changed: row of the changed case.
         factor: factor for the candidate samples of the changed case; None for a tail.
         seed: seed for the choice of the samples in a tail.

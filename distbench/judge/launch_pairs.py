@@ -126,8 +126,8 @@ class Span:
 
     Args:
         name: the launch's name.
-        start: seconds since the epoch, 0 if unknown; likewise `end`.
-        pair: the name that it shares with its partner on the other side, or None.
+        start, end: seconds since the epoch, 0 if unknown.
+        pair: the common name of this launch and its partner on the other side, or None.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Pairing:
 
     Args:
         baseline: indexes of the baseline's launches: one per pair, or all launches if unpaired.
-        candidate: likewise for the candidate; pairs in the same order.
+        candidate: indexes of the candidate's launches; pairs in the same order.
         num_left_out: number of launches in no pair, because they have no neighbour on the other side.
         refusal: the reason why launches are compared unpaired; "" if they alternated.
         is_disturbed: whether two launches of different sides ran at the same time.

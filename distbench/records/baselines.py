@@ -63,7 +63,7 @@ class Columns(Struct):
     """The values of one case per launch, null if the launch has no such case or number.
 
     Args:
-        status: empty if all launches are ok; likewise `error`.
+        status, error: empty if all launches are ok.
     """
 
     num_samples: list[Count | None]

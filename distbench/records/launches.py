@@ -67,7 +67,7 @@ class Value(NamedTuple):
     Args:
         status: as in a run file.
         mean_s: the samples' mean, in seconds or in the unit; nan without samples.
-        p10_s: the samples' 10th percentile, likewise.
+        p10_s: the samples' 10th percentile, in the same unit.
         error: one sentence, when status is not ok.
         is_latency: whether its times are of forward passes only, with a tail more important than the mean.
     """

@@ -82,7 +82,7 @@ class Published(Struct, frozen=True):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Figure to value, of the machine's differences from the hardware file."""
+        """Map each figure that differs from the hardware file to the machine's value."""
         figures = dict(_assignment(text, "machine").split("=", 1) for text in self.machine.split())
         for name in figures:
             if name not in FIGURES:

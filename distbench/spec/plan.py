@@ -144,7 +144,7 @@ class FsdpPlan(Declared):
         offload: a `CPUOffloadPolicy`, or None to keep shards on the device.
         shard_placement: `parameter -> Shard or None`, as for `fully_shard`, or `LargestDim`; None for tensor dim 0.
         prefetch_forward: number of units to gather ahead in forward; None for torch's default.
-        prefetch_backward: likewise in backward.
+        prefetch_backward: number of units to gather ahead in backward.
         sync_each_microbatch: reduce gradients after every micro-batch; False reduces after the last micro-batch.
         all_reduce_each_microbatch: with replicas, all-reduce gradients after every micro-batch; False reduce-scatters
             after every micro-batch and all-reduces after the last.

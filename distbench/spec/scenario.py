@@ -149,7 +149,7 @@ class Scenario(Declared):
         batch_dims: the tensor dim over which data parallel ranks split the batch's tensors: a number for all tensors,
             or glob pattern over tensor names (keys, fields and positions joined by dots) to a number, or to None for no
             split. By default, tensors with the first tensor's size in tensor dim 0 are split on tensor dim 0.
-        sequence_dims: likewise for context parallel ranks; None for the plan's `seq_dim`.
+        sequence_dims: the same for context parallel ranks; None for the plan's `seq_dim`.
         loss: `(output, targets) -> scalar`, a mean over the batch; None if the model's output is or contains the loss.
         call: `(model, batch) -> loss`, forward and loss of a rank's part of the batch, instead of `loss`. Without
             `call`, the model gets a dict as keyword arguments, or the inputs of `(inputs, targets)`.
