@@ -375,7 +375,7 @@ def measured_rounding_of_steps(
 ) -> tuple[dict[str, float], str]:
     """Step again, with each gradient and parameter moved by one unit in its last place.
 
-    A unit is that of the optimizer's least precise dtype. Returns the largest difference of each tensor over several
+    A unit is in the optimizer's least precise dtype. Returns the largest difference of each tensor over several
     random draws, and the method.
     """
     assert reference.stepped is not None

@@ -169,8 +169,8 @@ class Allowance:
     ) -> Finding:
         """Return the finding on one gradient. The unit of a gradient within rounding is the largest gradient.
 
-        Rounding is that of the gradient, or f32's of the largest gradient. One gradient's measured rounding may be
-        small by chance, so the typical rounding is the minimum.
+        Rounding means the rounding of the gradient, or f32's rounding of the largest gradient. One gradient's measured
+        rounding may be small by chance, so the typical rounding is the minimum.
         """
         part, share = f"the gradient of {name}", difference.size / largest if largest else 1.0
         rounding = (max(own_rounding, typical) + self.reduction) if own_rounding or typical else 0.0
@@ -592,7 +592,7 @@ def of_scales(by_rank: Sequence[Mapping[str, float]]) -> Iterator[str]:
 
 
 def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
-    """Compare a rank's loss from the initial values with that of a second run."""
+    """Compare a rank's loss from the initial values with the loss of a second run."""
     if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
         yield (
             "the loss from the same values and batch differs between runs, because the model has state that is neither "

@@ -39,8 +39,9 @@ def history(case: str, out: Path, numbers: ColumnOptions, plots: Path | None, ch
 
     A change is reported if a split of a case's launches into before and after explains more variance than a split of
     shuffled launches would (5 % chance of a false alarm per scenario). -v prints the threshold. A change of all cases
-    together is tested separately, because machines drift. This test needs 18 launches, as do scenarios of fewer than 5
-    cases. The last line is the distbench ab command that decides whether the commit or the machine changed.
+    together is tested separately, because machines drift. This test, and the test of a scenario with fewer than 5
+    cases, needs 18 launches. The last line is the distbench ab command that decides whether the commit or the machine
+    changed.
 
     \b
     Example:

@@ -41,7 +41,7 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
         (measured.held_out if params["held_out"] else measured.fitted).append(sample)
     if not by_key:
         raise UserError(f"{run.path} has no calibration; measure with distbench calibrate")
-    # Samples over the whole mesh, whose name is not that of a mesh dim, come last.
+    # Samples over the whole mesh, whose name is not the name of a mesh dim, come last.
     rank = {name: number for number, name in enumerate(run.header["job"]["mesh"])}
 
     def place(steps: MeasuredSteps) -> tuple[int, str, bool, str]:

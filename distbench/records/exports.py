@@ -178,7 +178,7 @@ def _runner_of(environment: "Environment") -> "Record":
 
 def openmetrics(paths: Sequence[Path]) -> str:
     """OpenMetrics text for node_exporter's textfile collector: each case's newest launch, its interval and its status.
-    The interval is that of the median over passes. The interval is missing if there are too few passes.
+    The interval is for the median over passes. The interval is missing if there are too few passes.
     """
     rows = [*{(row["scenario"], row["mesh"], row["id"]): row for row in _rows_of(paths)[0]}.values()]
     lines = []

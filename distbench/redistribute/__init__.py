@@ -1,7 +1,7 @@
 """A library that plans and executes redistributions of sharded tensors: plain tensors, DTensors, spmd_types.
 
 `plan(source, target, shape, mesh)` returns a `Plan`, and `execute(local_tensor, plan)` the shard of the target layout.
-The import needs torch, numpy and msgspec, and none of the commands. `VERSION` is that of this interface.
+The import needs torch, numpy and msgspec, without the commands. `VERSION` is the version of this interface.
 """
 
 from distbench.planning.redistribution_plans import Plan

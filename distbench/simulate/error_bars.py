@@ -192,7 +192,7 @@ class DifferenceErrors(NamedTuple):
 
     Args:
         same_kind: of two plans with equal kinds of parallelism.
-        other_kind: of two plans with other kinds; that of two unrelated rows if no source has such a pair.
+        other_kind: of two plans with other kinds; the error of two unrelated rows if no source has such a pair.
         num_pairs, num_sources: pairs that `same_kind` is from.
     """
 

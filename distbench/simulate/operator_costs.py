@@ -80,8 +80,9 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
     """Return the seconds of one collective that does not share its links.
 
     The time is factor x S / busbw as in nccl-tests, with factor 2(n-1)/n for an all-reduce and (n-1)/n for other kinds.
-    Within a node, busbw is that of the node's links. Across nodes, a ring enters and leaves each node once per device
-    of the group on the node, so the devices' network links add up, to at most the node's limit. In an all-to-all the
+    Within a node, busbw is the rate of the node's links. Across nodes, a ring enters and leaves each node once per
+    device of the group on the node, so the devices' network links add up, to at most the node's limit. In an all-to-all
+    the
     links do not add up: each rank sends (n - n_here)/n of its bytes over its own network link, and n_here ranks of the
     group share the node. busbw is then the link's bandwidth times (n-1)/(n - n_here) (nccl-tests, issues 130, 267). If
     nodes have different numbers of the group's ranks, the node with the fewest ranks is the slowest.

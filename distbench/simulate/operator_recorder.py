@@ -487,7 +487,7 @@ class ReducersOnHost:
 class Recorder:
     """Recorder of all work issued while `on()` is open, as events.
 
-    Memory is that of storages: a storage is allocated when an operator first returns it, and freed after the last
+    Memory is counted per storage: a storage is allocated when an operator first returns it, and freed after the last
     reference. FSDP2 frees and fills storages by resizing, which no operator reports.
 
     Args:

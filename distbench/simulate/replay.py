@@ -33,7 +33,7 @@ OFFLOADED = (
 NOT_ON_HOST = (
     "the host runs operators and collectives sequentially, with times that were measured while all ranks ran them",
     NOT_SIMULATED[0],
-    "memory is that of an accelerator's allocator, while a CPU's allocator has other rules",
+    "memory is by the rules of an accelerator's allocator, while a CPU's allocator has other rules",
 )
 
 
@@ -121,7 +121,7 @@ class Simulation:
     def model_share(self) -> float:
         """MFU: 3 times forward's operations (1 time without backward), relative to the device's bf16 peak.
 
-        A pipeline's MFU is that of all its ranks relative to all peaks. Causal attention counts half; recomputation
+        A pipeline's MFU is relative to the peaks of all its ranks. Causal attention counts half; recomputation
         does not count.
         """
         passes = 3 if {"backward", SCHEDULE} & {*self.recording.head.phases} else 1

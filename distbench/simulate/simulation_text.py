@@ -55,7 +55,7 @@ def _ranks(ranks: Sequence[Simulation]) -> Table:
         ("reserved", lambda simulation: size_text(simulation.memory.reserved_bytes)),
         ("alive", lambda simulation: size_text(simulation.memory.live_bytes)),
     )
-    notes = ["the step time is that of the slowest rank; every other rank equals a rank of this table"]
+    notes = ["the step time is the time of the slowest rank; every other rank equals a rank of this table"]
     return table_of("ranks of the pipeline" if is_pipeline else "ranks that differ", columns, ranks, notes)
 
 

@@ -327,7 +327,7 @@ def mesh_of(variant: Mapping[str, Any], mesh: Mapping[str, int]) -> Mesh:
     """Return the mesh of a variant: its `plan.mesh`, extended by the other mesh dims with size 1, else `mesh`.
 
     Raises:
-        UserError: the number of ranks of `plan.mesh` differs from that of `mesh`.
+        UserError: the number of ranks of `plan.mesh` differs from the number of `mesh`.
     """
     if MESH not in variant:
         return dict(mesh)

@@ -337,7 +337,8 @@ def moderated_variance(squares: Floats, prior: float, freedom: Floats | NDArray[
 
 
 def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
-    """Return the standard error of a mean of `count` values, at most MAX_LENT times that of the row's own spread.
+    """Return the standard error of a mean of `count` values, at most MAX_LENT times the standard error by the row's own
+    spread.
 
     Parameters are as in `moderated_variance`. Without the limit a steady row among noisy rows would look noisy.
     """

@@ -411,7 +411,7 @@ def _handled(handle: Callable[[Any, Callable[[], Any], Any], Any]) -> Iterator[N
 
 
 def _timed(boxed: Any, issued: Issued) -> Any:
-    """Return the caller's work, which stamps the collective's completion; its wait is that of the collective.
+    """Return the caller's work, which stamps the collective's completion; its wait is the collective's wait.
 
     If the backend returns a future, its thread stamps the completion, and the caller gets the backend's own work, which
     releases waiters after the future's callbacks, so after the stamp. gloo's reduce-scatter has no future, because the
