@@ -170,7 +170,7 @@ def plan_redistribution(
 
     Args:
         max_bytes: limit on the bytes of local tensors before and after a step.
-        zero_fill: a step may convert a shard to P(sum), as the executor here and torch since 2.14 can.
+        zero_fill: a step may convert a shard to P(sum); supported by the executor here and by torch since 2.14.
 
     Raises:
         NotHandled: the planner has no plan, with the reason.

@@ -299,8 +299,8 @@ class ParallelPlan(Declared):
         tp: glob pattern over module names to a torch `ParallelStyle`, or to a style's name in transformers ("colwise",
             "rowwise", ...); "auto" for the plan of a transformers model. A callable `(model, mesh) -> model` works as
             `Scenario.parallelize`, but on the mesh of `tp_dim` only.
-        tp_dim: the mesh dim or mesh dims of `tp` and `shard_params`. Several mesh dims are flattened into one for
-            styles; a callable and annotations get a mesh with all of them.
+        tp_dim: the mesh dim or mesh dims of `tp` and `shard_params`. Several mesh dims are flattened into one mesh
+            dim for styles; a callable and annotations get a mesh with all these mesh dims.
         ep: glob pattern over module names to the torch `ParallelStyle` that shards the module's experts and exchanges
             tokens.
         ep_dim: the mesh dim of `ep`, whose ranks have different parts of the batch; or several mesh dims, flattened
