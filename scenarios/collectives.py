@@ -39,7 +39,7 @@ def collective_ways(
     step: int = 4,
     dtype: str = "f32",
 ) -> Scenario:
-    """From which size on is another way of a collective faster than the first. Every way is checked."""
+    """Ways of one collective, compared at every size, with the crossing. Every way is checked."""
     sizes = sizes_between(min_bytes, max_bytes, step)
     return Scenario(
         collectives=(Collectives(ops=(op,), sizes_bytes=sizes, dtypes=(dtype,), ways=tuple(ways.split("+"))),)

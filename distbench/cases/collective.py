@@ -30,23 +30,6 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-OPERATIONS: dict[str, Operation] = {
-    "all_gather": lambda output, given, group: _all_gather(output, given, group=group),
-    "reduce_scatter": lambda output, given, group: _reduce_scatter(output, given, group=group),
-    "all_to_all": lambda output, given, group: dist.all_to_all_single(output, given, group=group),
-    "all_reduce": lambda output, _, group: dist.all_reduce(output, group=group),
-    "broadcast": lambda output, _, group: dist.broadcast(output, group=group, group_src=0),
-    "scatter": lambda output, given, group: _scatter(output, given, group),
-    "gather": lambda output, given, group: _gather(output, given, group),
-    "send_recv": lambda output, given, group: _to_next(output, given, group),
-}
-IN_PLACE = ("all_reduce", "broadcast")
-REDUCING = ("all_reduce", "reduce_scatter")
-UNEVEN = "all_to_all_v"
-PLAIN = "plain"
-NUM_COALESCED = 4
-
-
 def _parts(whole: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """Return a rank's part of a buffer for each rank of the group."""
     return list(whole.chunk(dist.get_world_size(group)))
@@ -72,6 +55,23 @@ def _to_next(output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup
     got = dist.P2POp(dist.irecv, output, group=group, group_peer=(rank - 1) % size)
     for work in dist.batch_isend_irecv([sent, got]):
         work.wait()
+
+
+OPERATIONS: dict[str, Operation] = {
+    "all_gather": lambda output, given, group: _all_gather(output, given, group=group),
+    "reduce_scatter": lambda output, given, group: _reduce_scatter(output, given, group=group),
+    "all_to_all": lambda output, given, group: dist.all_to_all_single(output, given, group=group),
+    "all_reduce": lambda output, _, group: dist.all_reduce(output, group=group),
+    "broadcast": lambda output, _, group: dist.broadcast(output, group=group, group_src=0),
+    "scatter": _scatter,
+    "gather": _gather,
+    "send_recv": _to_next,
+}
+IN_PLACE = ("all_reduce", "broadcast")
+REDUCING = ("all_reduce", "reduce_scatter")
+UNEVEN = "all_to_all_v"
+PLAIN = "plain"
+NUM_COALESCED = 4
 
 
 def _messages(outputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
@@ -210,18 +210,15 @@ def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dty
     """Return the expected output of `rank` of the group, computed from the tags alone."""
     give = partial(tag, op, group_size=group_size, dtype=dtype)
     share = sizes.total // group_size
-    if op == "all_gather":
-        return torch.cat([give(other_rank, share) for other_rank in range(group_size)])
+    if op in ("all_gather", "gather"):
+        whole = torch.cat([give(other_rank, share) for other_rank in range(group_size)])
+        return whole if op == "all_gather" or rank == 0 else torch.zeros_like(whole)
     if op == "all_to_all":
         own_part = slice(rank * share, (rank + 1) * share)
         return torch.cat([give(other_rank, sizes.total)[own_part] for other_rank in range(group_size)])
-    if op == "broadcast":
-        return give(0, sizes.total)
-    if op == "scatter":
-        return give(0, sizes.total)[rank * share : (rank + 1) * share]
-    if op == "gather":
-        parts = [give(other_rank, share) for other_rank in range(group_size)]
-        return torch.cat(parts) if rank == 0 else torch.zeros(sizes.total, dtype=dtype)
+    if op in ("broadcast", "scatter"):
+        whole = give(0, sizes.total)
+        return whole if op == "broadcast" else whole[rank * share : (rank + 1) * share]
     if op == "send_recv":
         return give((rank - 1) % group_size, sizes.total)
     tags = (tag(op, other_rank, sizes.total, group_size, torch.float32) for other_rank in range(group_size))
@@ -390,10 +387,7 @@ def _open_uneven(
     # The busiest rank of each exchange, not of all exchanges together: a hot set that moves has no busiest rank.
     most = [max(*map(sum, matrix), *received) for matrix, received in zip(exchanges, totals, strict=True)]
     away = [
-        max(
-            max(sum(row) - row[at] for at, row in enumerate(matrix)),
-            max(sum(column) - column[at] for at, column in enumerate(zip(*matrix, strict=True))),
-        )
+        max(sum(line) - line[at] for lines in (matrix, zip(*matrix, strict=True)) for at, line in enumerate(lines))
         for matrix in exchanges
     ]
     fields = {
@@ -417,6 +411,10 @@ def _difference(got: torch.Tensor, expected_part: torch.Tensor, op: str, group_s
     exact = op not in REDUCING or group_size * (tag_period(op, group_size) - 1) <= 256
     if got.dtype != expected_part.dtype:
         return f"the result has dtype {got.dtype}, expected {expected_part.dtype}"
-    if not exact and got.shape == expected_part.shape and torch.allclose(got.float(), expected_part.float(), rtol=group_size * 2.0**-8, atol=0):
+    if (
+        not exact
+        and got.shape == expected_part.shape
+        and torch.allclose(got.float(), expected_part.float(), rtol=group_size * 2.0**-8, atol=0)
+    ):
         return None
     return first_difference(got, expected_part)

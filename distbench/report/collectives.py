@@ -213,8 +213,8 @@ def ways_of(frame: "pd.DataFrame") -> list[Ways]:
     for name in ("payload_bytes", "median_s", "q1_s", "q3_s", "p95_s", "ci_low_s", "ci_high_s"):
         measured[name] = measured[name] / per_exchange
     found = []
-    for (mesh_dim, op, dtype), of_op in measured.groupby(["mesh_dim", "op", "dtype"], sort=False):
-        of_op = of_op.sort_values("size_bytes", kind="stable")
+    for (mesh_dim, op, dtype), unsorted in measured.groupby(["mesh_dim", "op", "dtype"], sort=False):
+        of_op = unsorted.sort_values("size_bytes", kind="stable")
         firsts: dict[float, int] = {}
         references = [firsts.setdefault(size, row) for row, size in enumerate(of_op["size_bytes"])]
         is_first = of_op["variant"].to_numpy()[references] == of_op["variant"].iloc[0]
@@ -302,7 +302,9 @@ WAY_COLUMNS: TableColumns = (
     ("max/mean", lambda row: f"{row['max_over_mean']:.2f}" if units.known(row["max_over_mean"]) else units.NOTHING),
     (
         "straggler",
-        lambda row: units.percent_text(row["straggler_share"]) if units.known(row["straggler_share"]) else units.NOTHING,
+        lambda row: (
+            units.percent_text(row["straggler_share"]) if units.known(row["straggler_share"]) else units.NOTHING
+        ),
     ),
     *VERDICT,
 )
@@ -314,7 +316,7 @@ def _way_tables(reported: ReportedRun, full: bool = True) -> list[Block]:
         notes = ways.comparison.sentences("a variant", ways.names[0])
         if ways.op == UNEVEN:
             notes += [
-                "per exchange; rows: those that a rank sends or receives, also to itself; max/mean: busiest rank over mean",
+                "per exchange; sent, received: rows of each rank, also to itself; max/mean: of the busiest rank's rows",
                 "straggler: share of the exchange in which a rank has ended and the slowest has not, mean over ranks",
             ]
         breaks = changes_in([row["size_bytes"] for row in ways.rows])

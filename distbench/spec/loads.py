@@ -47,24 +47,23 @@ def weights_of(load: str, num_experts: int, top_k: int, step: int = 0) -> list[f
     The hot set has a quarter of the experts (at least top_k), from expert 0 on. No expert has more than one choice per
     token. W1 and W2 are equal, as in their source: the mesh decides how many ranks have the hot experts.
     """
-    hot = max(top_k, num_experts // 4)
     if load == "zipf":
         return _capped([1 / place for place in range(1, num_experts + 1)], top_k)
-    if load in ("W1", "W2"):
-        return _hot(range(hot), HOT_SHARE, num_experts, top_k)
-    if load == "W3":
-        return _hot({place * num_experts // hot for place in range(hot)}, HOT_SHARE, num_experts, top_k)
-    if load == "W5":
-        return _hot(range(num_experts // 2, num_experts), 1.0, num_experts, top_k)
-    if load == ROTATING:
-        first = step // MOVES_AFTER * hot
-        return _hot({(first + place) % num_experts for place in range(hot)}, HOT_SHARE, num_experts, top_k)
-    if load == BURST and step % BURST_STEPS == BURST_STEPS - 1:
-        return _hot(range(hot), BURST_SHARE, num_experts, top_k)
-    return [1.0] * num_experts
+    num_hot = max(top_k, num_experts // 4)
+    moved = step // MOVES_AFTER * num_hot
+    hot_experts = {
+        **dict.fromkeys(("W1", "W2", BURST), range(num_hot)),
+        "W3": [place * num_experts // num_hot for place in range(num_hot)],
+        "W5": range(num_experts // 2, num_experts),
+        ROTATING: [(moved + place) % num_experts for place in range(num_hot)],
+    }
+    shares = {"W5": 1.0, BURST: BURST_SHARE if step % BURST_STEPS == BURST_STEPS - 1 else 0.0}
+    if load not in hot_experts:
+        return [1.0] * num_experts
+    return _hot(set(hot_experts[load]), shares.get(load, HOT_SHARE), num_experts, top_k)
 
 
-def _hot(hot: Any, share: float, num_experts: int, top_k: int) -> list[float]:
+def _hot(hot: set[int], share: float, num_experts: int, top_k: int) -> list[float]:
     """Weights if a share of the tokens chooses hot experts only, as far as there are top_k, and others any expert."""
     inside = min(top_k, len(hot)) / len(hot)
     outside = (top_k - min(top_k, len(hot))) / max(num_experts - len(hot), 1)

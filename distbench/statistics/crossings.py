@@ -17,8 +17,7 @@ class Crossing:
     Args:
         low: the largest size with the verdict before the change; 0 if smaller sizes have no verdict.
         high: the smallest size with the verdict after it.
-        size: the size at which the ratio is 1, by lines between logarithms; nan without `low`, or if no measured
-            ratio between the ends is on both sides of 1.
+        size: the size at which the ratio is 1, by lines between logarithms; nan without `low`.
         becomes: the verdict from `high` on, "faster" or "slower".
     """
 
@@ -64,8 +63,8 @@ def fastest_by_size(
 ) -> list[tuple[float, int]]:
     """Return (size, way) where the way to use changes, ascending; way 0 is the reference, and the way below all sizes.
 
-    A way is used from a size on at which it is faster than the reference, until a size at which it is slower, or another
-    way is faster and has a smaller median.
+    A way is used from a size on at which it is faster than the reference, until a size at which it is slower, or
+    another way is faster and has a smaller median.
 
     Args:
         sizes: ascending sizes.
@@ -75,10 +74,8 @@ def fastest_by_size(
     used, table = 0, [(0.0, 0)]
     for at, size in enumerate(sizes):
         faster = [way for way in range(1, len(verdicts)) if verdicts[way][at] == FASTER]
-        if faster:
-            best = min(faster, key=lambda way: seconds[way][at])
-        else:
-            best = 0 if verdicts[used][at] == SLOWER else used
+        kept = 0 if verdicts[used][at] == SLOWER else used
+        best = min(faster, key=lambda way: seconds[way][at]) if faster else kept
         if best != used:
             used = best
             table.append((size, used))

@@ -89,7 +89,9 @@ def test_equal_ways_have_no_crossing_and_one_entry(tmp_path: Path) -> None:
 
 def test_a_control_with_a_verdict_is_a_warning(tmp_path: Path) -> None:
     run = ways_run(tmp_path, {**TIMES, f"plain {AGAIN}": lambda size: 2 * TIMES["plain"](size)})
-    assert any("warning: the control (plain measured again) is slower than plain" in line for line in WAYS.headline(run))
+    assert any(
+        "warning: the control (plain measured again) is slower than plain" in line for line in WAYS.headline(run)
+    )
 
 
 def test_loads_have_rows_imbalance_and_stragglers_per_exchange(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def test_rows_that_ranks_receive(load: str, received: list[list[int]]) -> None:
     arrived = [[sum(column) for column in zip(*matrix, strict=True)] for matrix in matrices]
     # Each of 4 senders rounds each of 16 ends.
     assert len(arrived) == len(received)
-    assert all(abs(got - by_hand) <= 4 for a, b in zip(arrived, received, strict=True) for got, by_hand in zip(a, b))
+    for got, by_hand in zip(arrived, received, strict=True):
+        assert all(abs(rows - expected) <= 4 for rows, expected in zip(got, by_hand, strict=True))
 
 
 def test_ragged_sources_send_one_to_four_tenths() -> None:
@@ -73,9 +74,7 @@ def test_a_recorded_routing_of_modules_is_one_exchange_each(tmp_path: Path) -> N
         ("named.json", "has no module 'layers.0'; it has a"),
     ],
 )
-def test_unusable_loads_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: str, says: str
-) -> None:
+def test_unusable_loads_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: str, says: str) -> None:
     monkeypatch.chdir(tmp_path)
     contents = {"other": "[1, 2, 3]", "modules": '{"a": [1, 1, 1, 1], "b": [1, 1]}', "broken": "[1,"}
     for name, content in {**contents, "named": '{"a": [1, 1, 1, 1]}'}.items():
@@ -97,8 +96,14 @@ def test_unusable_loads_are_one_sentence(
         ([[1, True], [3, 4]], "entry [0][1] is True; give"),
         ([[0, 0], [0, 0]], "moves no row; give at least one entry above 0"),
         ("text", "matrix is not a list of rows; give 2 rows of 2"),
-        ({"matrix": [[1, 2], [3, 4]], "sent": [3, 8]}, "does not add up: 'sent' is [3, 8], but the entries give [3, 7]"),
-        ({"matrix": [[1, 2], [3, 4]], "received": [4]}, "does not add up: 'received' is [4], but the entries give [4, 6]"),
+        (
+            {"matrix": [[1, 2], [3, 4]], "sent": [3, 8]},
+            "does not add up: 'sent' is [3, 8], but the entries give [3, 7]",
+        ),
+        (
+            {"matrix": [[1, 2], [3, 4]], "received": [4]},
+            "does not add up: 'received' is [4], but the entries give [4, 6]",
+        ),
     ],
 )
 def test_unusable_matrices_are_one_sentence(tmp_path: Path, matrix: Any, says: str) -> None:
