@@ -118,8 +118,10 @@ def trained(
     sizes: tuple[int, ...], batch: int, sequence: int, load: str, capacity: float, plan: ParallelPlan
 ) -> Scenario:
     """A training step of a llama-like stack of experts under a plan."""
-    vocab_size, num_layers = 1000, sizes[1]
-    loads = [load_of_module(load, *sizes[4:], f"layers.{layer}.feed_forward") for layer in range(num_layers)]
+    vocab_size = 1000
+    _, num_layers, _, _, num_experts, top_k = sizes
+    names = [f"layers.{layer}.feed_forward" for layer in range(num_layers)]
+    loads = [load_of_module(load, num_experts, top_k, name) for name in names]
     return Scenario(
         build_model=partial(MoeLlama, vocab_size, *sizes, loads, capacity),
         make_batch=partial(token_batch, batch, sequence, vocab_size),

@@ -360,22 +360,22 @@ def _open_uneven(
 
     mine = rows_of(rank).to(context.device)
     output = torch.zeros(max(map(sum, received)), width, dtype=torch_dtype, device=context.device)
-    calls = [
-        (output[: sum(got)], mine[: sum(gave)], got, gave, group) for got, gave in zip(received, sent, strict=True)
+    calls: list[tuple[torch.Tensor, torch.Tensor, list[int], list[int]]] = [
+        (output[: sum(got)], mine[: sum(gave)], got, gave) for got, gave in zip(received, sent, strict=True)
     ]
 
     def call(_: object) -> None:
         for arguments in calls:
-            dist.all_to_all_single(*arguments)
+            dist.all_to_all_single(*arguments, group=group)
 
     def check() -> str | None:
         rows = [rows_of(sender) for sender in range(num_ranks)]
-        for matrix, (got, *others) in zip(exchanges, calls, strict=True):
-            got.zero_()
-            dist.all_to_all_single(got, *others)
+        for matrix, arguments in zip(exchanges, calls, strict=True):
+            arguments[0].zero_()
+            dist.all_to_all_single(*arguments, group=group)
             starts = [sum(matrix[sender][:rank]) for sender in range(num_ranks)]
             parts = [rows[sender][at : at + matrix[sender][rank]] for sender, at in enumerate(starts)]
-            if problem := first_difference(got.cpu(), torch.cat(parts)):
+            if problem := first_difference(arguments[0].cpu(), torch.cat(parts)):
                 return problem
         return None
 

@@ -51,7 +51,7 @@ def weights_of(load: str, num_experts: int, top_k: int, step: int = 0) -> list[f
         return _capped([1 / place for place in range(1, num_experts + 1)], top_k)
     num_hot = max(top_k, num_experts // 4)
     moved = step // MOVES_AFTER * num_hot
-    hot_experts = {
+    hot_experts: dict[str, Sequence[int]] = {
         **dict.fromkeys(("W1", "W2", BURST), range(num_hot)),
         "W3": [place * num_experts // num_hot for place in range(num_hot)],
         "W5": range(num_experts // 2, num_experts),
