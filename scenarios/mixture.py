@@ -4,6 +4,7 @@ Each token goes to its `top_k` experts. Under expert parallel each rank has some
 all-to-all sends each token to the rank of its expert (dispatch), and a second one returns the result (combine).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +23,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from distbench.spec import UserError
-
-LOADS = ("uniform", "zipf")
+from distbench.spec.loads import choice_ends
 
 
 class Experts(nn.Module):
@@ -73,15 +73,14 @@ class MixtureOfExperts(nn.Module):
     """Router and experts: (batch, sequence, dim) to the same shape.
 
     Args:
-        load: "zipf" adds the logarithm of Zipf's law to the router's scores, so that the first experts have most
-            tokens; "uniform" assigns experts cyclically, so that all experts have equally many tokens. In both cases
-            the router's scores weigh the results.
+        load: weight of each expert. Of every sequence's choices, each expert gets its share by weight. The router's
+            scores weigh the results.
         capacity: the most tokens of a sequence per expert, as a multiple of its even share; other tokens are dropped,
             and all exchanges have equal sizes. 0: no token is dropped.
     """
 
     def __init__(
-        self, num_experts: int, top_k: int, dim: int, hidden: int, load: str = "uniform", capacity: float = 0.0
+        self, num_experts: int, top_k: int, dim: int, hidden: int, load: Sequence[float], capacity: float = 0.0
     ) -> None:
         super().__init__()
         self.router = Router(dim, num_experts, bias=False)
@@ -101,11 +100,9 @@ class MixtureOfExperts(nn.Module):
     def _chosen(self, scores: torch.Tensor) -> torch.Tensor:
         """(batch, sequence, top_k): the experts of each token."""
         length, device = scores.shape[1], scores.device
-        if self.load == "uniform":
-            turns = torch.arange(length * self.top_k, device=device) % self.num_experts
-            return turns.reshape(1, length, self.top_k).expand(len(scores), -1, -1)
-        popularity = -torch.arange(1, self.num_experts + 1, device=device).log()
-        return (scores.log() + popularity).topk(self.top_k, -1).indices
+        ends = torch.tensor(choice_ends(self.load, length * self.top_k), device=device)
+        choices = torch.searchsorted(ends, torch.arange(length * self.top_k, device=device), right=True)
+        return choices.reshape(1, self.top_k, length).transpose(1, 2).expand(len(scores), -1, -1)
 
     def _dropless(self, tokens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         order = chosen.flatten().argsort(stable=True)
@@ -258,9 +255,9 @@ class MoeLlama(Llama):
         hidden: int,
         num_experts: int,
         top_k: int,
-        load: str,
+        loads: Sequence[Sequence[float]],
         capacity: float,
     ) -> None:
         super().__init__(vocab_size, dim, num_layers, num_heads, hidden)
-        for layer in self.layers:
-            layer.feed_forward = MixtureOfExperts(num_experts, top_k, dim, hidden, load, capacity)
+        for layer, weights in zip(self.layers, loads, strict=True):
+            layer.feed_forward = MixtureOfExperts(num_experts, top_k, dim, hidden, weights, capacity)

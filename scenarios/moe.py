@@ -4,10 +4,11 @@ from functools import partial
 
 import torch
 from llama_2d import TP_PLAN
-from mixture import LOADS, ExpertParallel, MoeLlama, TensorParallelMixture
+from mixture import ExpertParallel, MoeLlama, TensorParallelMixture
 from models import next_token_loss, token_batch
 
-from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError, scenario
+from distbench.spec import Collectives, FsdpPlan, ParallelPlan, Scenario, scenario
+from distbench.spec.loads import ROTATING, load_of_module, num_steps
 
 MIXTURE = "layers.*.feed_forward"
 EXPERTS = f"{MIXTURE}.experts"
@@ -32,8 +33,8 @@ def moe(
     load: str = "uniform",
     capacity: float = 0.0,
 ) -> Scenario:
-    """Mixture of experts: experts over ep, and FSDP2. Even or Zipf load; dropless (uneven all-to-alls), or with a
-    capacity.
+    """Mixture of experts: experts over ep, and FSDP2. Loads by name or recorded; dropless (uneven all-to-alls), or with
+    a capacity.
     """
     sizes = (dim, num_layers, num_heads, hidden, num_experts, top_k)
     fsdp = FsdpPlan(
@@ -80,15 +81,49 @@ def moe_tp(
     return trained(sizes, batch, sequence, load, capacity, plan)
 
 
+@scenario(
+    mesh={"ep": 4},
+    axes={"load": ("uniform", "zipf", "W0", "W1", "W2", "W3", "W4", "W5", "W6", "W7")},
+    quick={"size": 65536},
+    tags=("collective", "ep", "further"),
+)
+def expert_exchange(
+    *,
+    load: str = "uniform",
+    matrix: str = "",
+    num_experts: int = 16,
+    top_k: int = 2,
+    num_tokens: int = 512,
+    size: int = 1048576,
+    dtype: str = "f32",
+) -> Scenario:
+    """The all-to-all that sends tokens to their experts, without a model. Loads by name, recorded, or as a traffic
+    matrix.
+    """
+    exchange = Collectives(
+        ops=("all_to_all_v",),
+        sizes_bytes=(size,),
+        dtypes=(dtype,),
+        load=load,
+        matrix=matrix,
+        num_experts=num_experts,
+        top_k=top_k,
+        num_tokens=num_tokens,
+        num_exchanges=num_steps(ROTATING, num_experts, top_k),
+    )
+    return Scenario(collectives=(exchange,))
+
+
 def trained(
     sizes: tuple[int, ...], batch: int, sequence: int, load: str, capacity: float, plan: ParallelPlan
 ) -> Scenario:
     """A training step of a llama-like stack of experts under a plan."""
-    if load not in LOADS:
-        raise UserError(f"--set load={load} is unknown; use {', '.join(LOADS)}")
     vocab_size = 1000
+    _, num_layers, _, _, num_experts, top_k = sizes
+    names = [f"layers.{layer}.feed_forward" for layer in range(num_layers)]
+    loads = [load_of_module(load, num_experts, top_k, name) for name in names]
     return Scenario(
-        build_model=partial(MoeLlama, vocab_size, *sizes, load, capacity),
+        build_model=partial(MoeLlama, vocab_size, *sizes, loads, capacity),
         make_batch=partial(token_batch, batch, sequence, vocab_size),
         num_tokens=batch * sequence,
         loss=next_token_loss,

@@ -198,7 +198,8 @@ def _op_of(record: Record) -> str | None:
     case = record["case"]
     params = case.get("params") or {}
     is_one = case.get("kind") in ("collective", "calibrate") or params.get("what") == "collective"
-    return params.get("op") if is_one else None
+    # A variant is another way of a collective, or an uneven one.
+    return params.get("op") if is_one and not (case["kind"] == "collective" and "variant" in params) else None
 
 
 def _counters(record: Record) -> Record:

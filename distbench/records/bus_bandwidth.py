@@ -2,16 +2,16 @@
 
 
 def busbw_factor(op: str, group_size: int) -> float:
-    """The factor from algbw = S/t to busbw. Source: nccl-tests' PERFORMANCE.md.
+    """The factor from algbw = S/t to busbw. Source: nccl-tests' PERFORMANCE.md, and its code for other ops.
 
     Args:
-        op: one of COLLECTIVE_OPS or "send_recv", else ValueError.
+        op: one of COLLECTIVE_OPS and FURTHER_OPS, else ValueError.
         group_size: number of ranks in the group.
     """
     n = group_size
     if op == "all_reduce":
         return 2 * (n - 1) / n
-    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+    if op in ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "scatter", "gather"):
         return (n - 1) / n
     if op in ("broadcast", "send_recv"):
         return 1.0

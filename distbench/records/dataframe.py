@@ -1,5 +1,6 @@
 """The data frame with one row per case, columns from fields of the case's record, and derived columns."""
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ LAST = (
     *_columns("result gradients forward_pays backward_pays", *COUNTERS),
     *_columns("idle_share least_idle_share", *COUNTERS, is_number=True),
     *_columns("num_implicit state_bytes", *COUNTERS, is_number=True),
+    *_columns("rows_sent rows_received", *COUNTERS),
+    *_columns("max_over_mean num_exchanges", *COUNTERS, is_number=True),
     *_columns("compute_s exposed_s bubble_s idle_s mfu hfu slowest_rank", *COUNTERS, is_number=True),
     *_columns("simulated"),
     *_columns("stop_reason error"),
@@ -106,6 +109,7 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
         algbw = np.where(is_collective, columns["payload_bytes"] / columns["median_s"] / GB, np.nan)
     columns["algbw_gb_per_s"] = algbw
     columns["busbw_gb_per_s"] = algbw * factors_of(columns["op"], columns["group_size"])
+    columns["straggler_share"] = np.array([*map(_straggler_share, records)])
     columns |= _phase_columns(records)
     with np.errstate(divide="ignore", invalid="ignore"):
         columns["samples_per_s"] = columns["batch_size"] / columns["median_s"]
@@ -141,6 +145,15 @@ def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
             columns["median_s"][row] = median(finite)
             low[row], high[row] = median_ci(finite)
     return {"ci_low_s": low, "ci_high_s": high}
+
+
+def _straggler_share(record: dict[str, Any]) -> float:
+    """Return the share of an uneven all-to-all during which a rank has ended and others have not, mean over ranks."""
+    by_pass = record.get("ranks_by_pass") or [record.get("rank_median_s") or []]
+    if "rows_sent" not in (record.get("counters") or {}) or not by_pass[0]:
+        return math.nan
+    medians = [median(times) for times in zip(*by_pass, strict=False)]
+    return 1 - sum(medians) / len(medians) / max(medians)
 
 
 def _read_columns(records: Nodes, columns: Iterable[Column]) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def nccl_tests(paths: Sequence[Path]) -> dict[str, bytes]:
     rows, runs = _rows_of(paths)
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        if row["kind"] == "collective" and _is_measured(row):
+        if row["kind"] == "collective" and row["variant"] is None and _is_measured(row):
             groups.setdefault((row["run_file"], row["op"], row["mesh_dim"]), []).append(row)
     if not groups:
         raise UserError("no collective in these runs is ok, so nothing was exported; run `distbench run collectives`")

@@ -160,8 +160,11 @@ Counters = defstruct(
         *optional(list[Amount], "bubble_shares"),
         *optional(dict[str, Duration], "predicted_phases_s", "exposed_by_mesh_dim_s"),
         *optional(Amount, "mfu", "hfu"),
-        *optional(Count, "slowest_rank", "num_retries"),
+        *optional(Count, "slowest_rank", "num_retries", "num_exchanges"),
         *optional(bool, "fits"),
+        # Of an uneven all-to-all: rows of each rank in all exchanges of an iteration, and the busiest rank's share.
+        *optional(list[Count], "rows_sent", "rows_received"),
+        *optional(Amount, "max_over_mean"),
         # Of links: per rank, interface to the number of TCP segments sent and sent again.
         *optional(list[dict[str, tuple[Count, Count]]], "tcp_segments"),
     ],

@@ -1,14 +1,22 @@
-"""Collectives: bandwidth per mesh dim, op, dtype and size."""
+"""Collectives: bandwidth per mesh dim, op, dtype and size; ways and loads of a collective, compared by passes."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distbench.records.dataframe import Row, measured_of, records_of
-from distbench.report.section_protocol import MAX_PANELS, PER_ROW, Figures, ReportedRun, Section
+from distbench.records.dataframe import PASSES, Row, measured_of, records_of
+from distbench.records.run_file import AGAIN
+from distbench.report.section_protocol import MAX_PANELS, PER_ROW, Compared, Figures, ReportedRun, Section
+from distbench.report.steps import VERDICT
 from distbench.show import plots as style
 from distbench.show import units
-from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
+from distbench.show.blocks import Block, Code, Lines, Table, TableColumns, capped, changes_in, table_of
 from distbench.show.plots import Spot, hover
+from distbench.spec.printable_text import count_text
+from distbench.statistics.crossings import Crossing, crossings_of, fastest_by_size
+from distbench.statistics.pass_comparison import BASELINE, PassComparison, as_table, compare_passes
+from distbench.statistics.verdicts import FASTER, SLOWER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +54,7 @@ def _collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     Added columns are `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, the busbw at the slow and the fast quartile.
     """
     measured = measured_of(frame, "collective")
+    measured = measured[measured["variant"].isna()].copy()
     measured[["mesh_dim", "op"]] = measured[["mesh_dim", "op"]].fillna("unknown")
     gigabytes = measured["busbw_gb_per_s"] * measured["median_s"]
     measured["busbw_low_gb_per_s"] = gigabytes / measured["q3_s"]
@@ -156,3 +165,202 @@ def _busbw_spot(row: Row) -> Spot:
 
 
 SECTION = Section(_headline, _tables, _figures)
+
+
+# Ways and loads of a collective, each compared with the first one of its size.
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The variants of one collective over one mesh dim: a row per size and variant, sizes ascending."""
+
+    mesh_dim: str
+    op: str
+    dtype: str
+    rows: Sequence[Row]
+    comparison: PassComparison
+
+    @property
+    def title(self) -> str:
+        """Collective, dtype, mesh dim and number of ranks."""
+        return f"{self.op}, {self.dtype}, over {self.mesh_dim} ({units.whole_text(self.rows[0]['group_size'])} ranks)"
+
+    @property
+    def names(self) -> list[str]:
+        """The variants, the reference first."""
+        return list(dict.fromkeys(str(row["variant"]) for row in self.rows))
+
+    def of_way(self, name: str) -> list[Row]:
+        """The rows of one variant."""
+        return [row for row in self.rows if row["variant"] == name]
+
+    def crossings(self, name: str) -> list[Crossing]:
+        """The sizes at which a variant becomes faster or slower than the first variant."""
+        rows = [row for row in self.of_way(name) if row["verdict"] != BASELINE]
+        sizes, ratios = [row["payload_bytes"] for row in rows], [1 / row["speedup"] for row in rows]
+        return crossings_of(sizes, ratios, [row["verdict"] for row in rows])
+
+
+def ways_of(frame: "pd.DataFrame") -> list[Ways]:
+    """The variants of each collective, mesh dim and dtype, with verdicts, one family of tests each.
+
+    Rows have `speedup`, `speedup_low`, `speedup_high` and `verdict`, as steps do. Times and sizes of uneven all-to-alls
+    are per exchange.
+    """
+    measured = measured_of(frame, "collective")
+    measured = measured[measured["variant"].notna()].copy()
+    per_exchange = measured["num_exchanges"].fillna(1.0)
+    for name in ("payload_bytes", "median_s", "q1_s", "q3_s", "p95_s", "ci_low_s", "ci_high_s"):
+        measured[name] = measured[name] / per_exchange
+    found = []
+    for (mesh_dim, op, dtype), unsorted in measured.groupby(["mesh_dim", "op", "dtype"], sort=False):
+        of_op = unsorted.sort_values("size_bytes", kind="stable")
+        firsts: dict[float, int] = {}
+        references = [firsts.setdefault(size, row) for row, size in enumerate(of_op["size_bytes"])]
+        is_first = of_op["variant"].to_numpy()[references] == of_op["variant"].iloc[0]
+        # A size whose first variant failed has no reference.
+        references = [row if known else -1 for row, known in zip(references, is_first, strict=True)]
+        passes = as_table(of_op[PASSES].tolist()) / per_exchange[of_op.index].to_numpy()[:, None]
+        comparison = compare_passes(passes, references)
+        rows = records_of(
+            of_op.assign(
+                speedup=1 / comparison.ratio,
+                speedup_low=1 / comparison.high,
+                speedup_high=1 / comparison.low,
+                verdict=comparison.verdict,
+            )
+        )
+        found.append(Ways(str(mesh_dim), str(op), str(dtype), rows, comparison))
+    return found
+
+
+def _ways_headline(reported: ReportedRun) -> Iterator[str]:
+    for ways in ways_of(reported.frame):
+        for sentence in _sentences(ways):
+            yield f"{ways.title}: {sentence}"
+
+
+def _sentences(ways: Ways) -> Iterator[str]:
+    """A sentence per variant: at which sizes it is faster or slower than the first variant."""
+    first, *others = ways.names
+    for name in others:
+        verdicts = [row["verdict"] for row in ways.of_way(name)]
+        is_control = name.endswith(AGAIN)
+        sides = [verdict for verdict in (FASTER, SLOWER) if verdict in verdicts]
+        if is_control and not sides:
+            continue
+        if is_control:
+            yield f"warning: the control ({first} measured again) is {' and '.join(sides)} than {first}"
+        elif ways.op == UNEVEN or not sides:
+            yield from _sentence_of_sizes(ways, name, first)
+        elif not (crossings := ways.crossings(name)):
+            yield f"{name} is {sides[0]} than {first} from the smallest size on; no crossing"
+        else:
+            yield f"{name}: {'; '.join(_crossing_text(crossing, first) for crossing in crossings)}"
+
+
+UNEVEN = "all_to_all_v"
+
+
+def _sentence_of_sizes(ways: Ways, name: str, first: str) -> Iterator[str]:
+    for row in ways.of_way(name):
+        if row["verdict"] in (FASTER, SLOWER):
+            times = units.times_text(1 / row["speedup"], first, 1 / row["speedup_high"], 1 / row["speedup_low"])
+            yield f"{name}: {times}"
+    if ways.op != UNEVEN:
+        yield f"{name}: no difference from {first} at {count_text(len(ways.of_way(name)), 'size')}; no crossing"
+
+
+def _crossing_text(crossing: Crossing, first: str) -> str:
+    becomes = f"{crossing.becomes} than {first} from {units.size_text(crossing.high)} on"
+    if not crossing.low:
+        return f"{becomes}; smaller sizes have no verdict"
+    near = f", near {units.size_text(crossing.size)}" if math.isfinite(crossing.size) else ""
+    between = f"{units.size_text(crossing.low)} and {units.size_text(crossing.high)}"
+    return f"{becomes} (crossing between {between}{near}; 95 %)"
+
+
+def _rows_text(column: str, row: Row) -> str:
+    """Rows of each rank in one exchange, such as `2458/754/456/428`, or `1024 each`; of many ranks, least to most."""
+    if not isinstance(row[column], str):
+        return units.NOTHING
+    rows = [round(int(count) / row["num_exchanges"]) for count in row[column].split("x")]
+    if len(set(rows)) == 1:
+        return f"{rows[0]} each"
+    return "/".join(map(str, rows)) if len(rows) <= 8 else f"{min(rows)} to {max(rows)}"
+
+
+OF_LOADS = ("sent", "received", "max/mean", "straggler")
+WAY_COLUMNS: TableColumns = (
+    ("size", lambda row: units.size_text(row["payload_bytes"])),
+    ("<variant", lambda row: str(row["variant"])),
+    ("median", lambda row: units.time_text(row["median_s"])),
+    ("algbw GB/s", lambda row: units.bandwidth_text(row["algbw_gb_per_s"])),
+    ("busbw GB/s", lambda row: units.bandwidth_text(row["busbw_gb_per_s"])),
+    ("sent", lambda row: _rows_text("rows_sent", row)),
+    ("received", lambda row: _rows_text("rows_received", row)),
+    ("max/mean", lambda row: f"{row['max_over_mean']:.2f}" if units.known(row["max_over_mean"]) else units.NOTHING),
+    (
+        "straggler",
+        lambda row: (
+            units.percent_text(row["straggler_share"]) if units.known(row["straggler_share"]) else units.NOTHING
+        ),
+    ),
+    *VERDICT,
+)
+
+
+def _way_tables(reported: ReportedRun, full: bool = True) -> list[Block]:
+    blocks: list[Block] = []
+    for ways in ways_of(reported.frame):
+        notes = ways.comparison.sentences("a variant", ways.names[0])
+        if ways.op == UNEVEN:
+            notes += [
+                "per exchange; sent, received: rows of each rank, also to itself; max/mean: of the busiest rank's rows",
+                "straggler: share of the exchange in which a rank has ended and the slowest has not, mean over ranks",
+            ]
+        breaks = changes_in([row["size_bytes"] for row in ways.rows])
+        optional = ("busbw GB/s", "algbw GB/s", "sent", "received")
+        blocks.append(capped(table_of(ways.title, WAY_COLUMNS, ways.rows, notes, breaks, optional, OF_LOADS), MAX_ROWS))
+        if full and ways.op != UNEVEN:
+            blocks += [Lines((f"the way to use by size, in bytes, for {ways.title}:",)), Code(code_of(ways))]
+    return blocks
+
+
+def code_of(ways: Ways) -> tuple[str, ...]:
+    """Lines of Python: a dict of the way to use by size, and the function that reads it."""
+    names = [name for name in ways.names if not name.endswith(AGAIN)]
+    sizes = [row["payload_bytes"] for row in ways.of_way(names[0])]
+    complete = [name for name in names if [row["payload_bytes"] for row in ways.of_way(name)] == sizes]
+    rows = [ways.of_way(name) for name in complete]
+    seconds, verdicts = ([[row[column] for row in of_way] for of_way in rows] for column in ("median_s", "verdict"))
+    table = {round(size): complete[way] for size, way in fastest_by_size(sizes, seconds, verdicts)}
+    name = f"{ways.op}_WAYS".upper()
+    return (
+        f"# {ways.title}; measured up to {units.size_text(sizes[-1])}",
+        f"{name} = {table!r}  # from this size in bytes on",
+        "",
+        "",
+        f"def {ways.op}_way(num_bytes):",
+        f"    return {name}[max(size for size in {name} if size <= num_bytes)]",
+    )
+
+
+def _compared(reported: ReportedRun) -> list[Compared]:
+    """Every variant at every size, except baselines and controls."""
+    return [
+        Compared(
+            f"{ways.op} {row['variant']}, {units.size_text(row['payload_bytes'])}",
+            ways.names[0],
+            1 / row["speedup"],
+            1 / row["speedup_high"],
+            1 / row["speedup_low"],
+            row["verdict"],
+        )
+        for ways in ways_of(reported.frame)
+        for row in ways.rows
+        if row["verdict"] != BASELINE and not str(row["variant"]).endswith(AGAIN)
+    ]
+
+
+WAYS = Section(_ways_headline, _way_tables, compared=_compared)

@@ -37,6 +37,7 @@ LINKS = Section(
 SECTIONS = (
     steps.SIMULATED_STEPS,
     collectives.SECTION,
+    collectives.WAYS,
     operators.SECTION,
     steps.TRAINING_STEPS,
     steps.FORWARD_PASSES,

@@ -98,6 +98,10 @@ DRIVER_FIELDS = ("nccl", "cuda", "hip", "driver")
 DEVICE_HELP = "Default: this host's accelerator, else cpu."
 
 
+# Backends that ways of a collective may name, of accelerators only: torch's two of NCCL, and a package with its own.
+WAY_BACKENDS = ("nccl-legacy", "nccl2", "torchcomms")
+
+
 def known_device(name: str) -> DeviceType:
     """Return the entry of a type of device; an unlisted type is an accelerator without properties."""
     return DEVICES.get(name) or DeviceType("")

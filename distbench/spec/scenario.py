@@ -22,6 +22,7 @@ _TRAINING_SETTERS = (
     *("set_unshard_in_backward", "set_all_reduce_hook", "set_custom_reduce_scatter", "set_gradient_divide_factor"),
 )
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
+FURTHER_OPS = ("scatter", "gather", "send_recv", "all_to_all_v")
 LABORATORY_SUITES = ("pairs", "partials", "shard_orders", "uneven", "flattened", "backward", "strided")
 DTYPES = ("f32", "bf16", "f16", "f64")
 
@@ -31,14 +32,33 @@ class Collectives(Declared):
     """Collectives: every op x size x dtype over every mesh dim, with all groups of a mesh dim at the same time.
 
     Args:
-        ops: names from COLLECTIVE_OPS.
-        sizes_bytes: size S of nccl-tests: the full gathered or scattered buffer, or the per-rank buffer.
+        ops: names from COLLECTIVE_OPS and FURTHER_OPS.
+        sizes_bytes: size S of nccl-tests: the full gathered or scattered buffer, or the per-rank buffer. Of
+            all_to_all_v, the mean over ranks of the rows that a rank sends, including to itself.
         dtypes: names from DTYPES.
+        ways: other ways of the collectives, which are compared with the first way (see `cases.collective.WAYS`).
+        own_ways: further names of `ways` to `(output, input, group) -> None or the result`. If a way returns None,
+            `output` has its result. `output` of all_reduce and broadcast begins as a copy of `input`.
+        load: of all_to_all_v: a name of `loads.LOADS`, or the path of a recorded routing.
+        matrix: of all_to_all_v, instead of `load`: the rows that each rank sends to each rank, as nested lists or the
+            path of a JSON file.
+        num_experts: of a load: number of experts, in equal parts over the ranks of a group.
+        top_k: of a load: number of experts per token.
+        num_tokens: of a load: tokens per rank.
+        num_exchanges: of all_to_all_v: smallest number of exchanges per iteration; whole periods of a load are run.
     """
 
     ops: tuple[str, ...] = COLLECTIVE_OPS
     sizes_bytes: tuple[int, ...] = (1024, 65536, 4194304)
     dtypes: tuple[str, ...] = ("f32",)
+    ways: tuple[str, ...] = ()
+    own_ways: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    load: str = "uniform"
+    matrix: Any = None
+    num_experts: int = 8
+    top_k: int = 2
+    num_tokens: int = 512
+    num_exchanges: int = 1
 
 
 @dataclass(frozen=True)

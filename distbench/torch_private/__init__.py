@@ -14,6 +14,7 @@ from distbench.torch_private.collectives import (
     accepts_no_hooks,
     arguments_of,
     call_of,
+    coalesced,
     default_store,
     each_operator,
     is_async,

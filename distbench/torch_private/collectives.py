@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.torch_private.probe import KERNELS, STORE, replaced, require
+from distbench.torch_private.probe import COALESCED, KERNELS, STORE, replaced, require
 
 READS_DEVICE = torch.ops.prim.device.default
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
@@ -461,6 +461,14 @@ def _waited_for_at_once(work: Any, stamp: Callable[[], None]) -> Callable[[Any],
         return True
 
     return join
+
+
+@contextlib.contextmanager
+def coalesced(group: dist.ProcessGroup) -> Iterator[None]:
+    """Issue the all-reduces of this block as one collective of several tensors, and wait for it."""
+    require(COALESCED)
+    with dist.distributed_c10d._coalescing_manager(group=group):
+        yield
 
 
 def default_store() -> Any:

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.modules import module as global_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.spec.assumptions import UNIFORM, Assumption
+from distbench.spec.assumptions import Assumption
+from distbench.spec.loads import UNIFORM, choice_ends, weights_of
 from distbench.torch_private.collectives import NAMESPACES, arguments_of, call_of, tensors_in, written_by
 from distbench.torch_private.fake_tensors import (
     NEED_VALUES,
@@ -53,6 +54,7 @@ class KnownValues(TorchDispatchMode):
         self._fake, self._assume = FakeTensor, assume or {}
         self._kept: weakref.WeakKeyDictionary[torch.UntypedStorage, torch.UntypedStorage] = weakref.WeakKeyDictionary()
         self._unknown: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # real storages that were written into
+        self._other_counts: dict[str, str] = {}  # modules whose assumed counts are of another number of choices
         self._chosen_in: weakref.WeakKeyDictionary[torch.UntypedStorage, str] = weakref.WeakKeyDictionary()
         self._names: dict[nn.Module, str] = {}
         self._running: list[nn.Module] = []
@@ -257,7 +259,7 @@ class KnownValues(TorchDispatchMode):
         if func.overloadpacket.__name__ in CHOOSE and tensors and tensors[0].is_floating_point():
             for indices in outputs:
                 load = self._assumed_at(self._place)
-                if load == UNIFORM or isinstance(load, list):
+                if isinstance(load, str | list):
                     self._choose(indices, func, args, kwargs, load)
                 else:
                     self._chosen_in[indices.untyped_storage()] = self._place
@@ -275,16 +277,18 @@ class KnownValues(TorchDispatchMode):
         if dim is None or not scores.ndim:
             return
         count = scores.shape[dim]
-        if load != UNIFORM and len(load) != count:
+        if isinstance(load, list) and len(load) != count:
+            self._other_counts[self._place] = f"has {len(load)} counts, but the module chooses from {count}"
+            self._chosen_in[indices.untyped_storage()] = self._place
             return
         with with_values_again():
             is_kept = indices.ndim == scores.ndim
             shape = list(indices.shape) if is_kept else [*indices.shape, 1]
             num_choices = shape.pop(dim if is_kept else -1)
             numel = indices.numel()
-            weights = torch.tensor([1.0] * count if load == UNIFORM else load, dtype=torch.float64)
-            ends = (weights.cumsum(0) / weights.sum() * numel).round().long()
-            chosen = torch.searchsorted(ends, torch.arange(numel), right=True).clamp(max=count - 1)
+            weights = load if isinstance(load, list) else weights_of(load, count, num_choices)
+            ends = torch.tensor(choice_ends(weights, numel))
+            chosen = torch.searchsorted(ends, torch.arange(numel), right=True)
             values = chosen.reshape(num_choices, *shape)
             self._keep(indices, values.movedim(0, dim) if is_kept else values[0])
 
@@ -339,6 +343,9 @@ class KnownValues(TorchDispatchMode):
         pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) or "*"
         option, comma, meaning = value.partition(", ")
         explained = f" ({meaning})" if comma else ""
+        if chosen_in in self._other_counts:
+            why += f": --assume {self._other_counts[chosen_in]}"
+            option = f"FILE of this model, or {option}"
         raise NeedsValues(f"{what}, {why}; give --assume '{pattern}={option}'{explained}") from cause
 
 

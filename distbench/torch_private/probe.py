@@ -56,6 +56,7 @@ PATHS = "redistribution paths"
 PENDING = "results of functional collectives"
 KERNELS = "kernels around collectives"
 STORE = "store of the default process group"
+COALESCED = "coalesced all-reduces"
 BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
 STRATEGIES = "strategies of DTensor's operators"
@@ -129,6 +130,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed": ("Work.boxed", "Work.unbox"),
     },
     STORE: {"torch.distributed.distributed_c10d": ("_get_default_store",)},
+    COALESCED: {"torch.distributed.distributed_c10d": ("_coalescing_manager(group)",)},
     "communication labels": {
         "torch.distributed.fsdp._fully_shard._fsdp_param_group": (
             "FSDPParamGroup.unshard(self, async_op)",

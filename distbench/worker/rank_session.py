@@ -232,14 +232,16 @@ def chosen_cases(job: Job, case_specs: Sequence[CaseSpec]) -> list[CaseSpec]:
 def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[CaseSpec]:
     """Return the cases, followed by repeated cases as the run's controls.
 
-    The controls are the baseline of each group of steps that a report compares, and greedy for 1 in PAIRS_PER_CONTROL
-    redistributions with compared planners (MAX_CONTROLS at most).
+    The controls are the baseline of each group of steps or collectives that a report compares, and greedy for 1 in
+    PAIRS_PER_CONTROL redistributions with compared planners (MAX_CONTROLS at most).
     """
     steps: dict[str, list[CaseSpec]] = {}
     pairs: dict[str, list[CaseSpec]] = {}
     for case_spec in case_specs:
         if case_spec.case.kind == "step":
             steps.setdefault(case_spec.case.params["computes"], []).append(case_spec)
+        elif case_spec.case.kind == "collective" and case_spec.group:
+            steps.setdefault(case_spec.group, []).append(case_spec)
         elif case_spec.case.kind == "redistribute":
             pairs.setdefault(case_spec.group, []).append(case_spec)
     baselines = [group[0] for group in steps.values() if len(group) > 1]

@@ -20,6 +20,7 @@ from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
+from distbench.spec.loads import weights_of
 from distbench.torch_private import fake_ranks
 from distbench.worker.rank_session import load_scenario
 
@@ -272,9 +273,8 @@ def by_hand(layer: Any, x: torch.Tensor, take: Any) -> torch.Tensor:
     experts, out = layer.experts, torch.zeros_like(x)
     scores = layer.router(x).softmax(-1)
     for row, position in torch.cartesian_prod(torch.arange(x.shape[0]), torch.arange(x.shape[1])).tolist():
-        popularity = torch.tensor([1 / (place + 1) for place in range(layer.num_experts)])
-        weighed = scores[row, position] * popularity
-        chosen = sorted(range(layer.num_experts), key=lambda one: -float(weighed[one]))[: layer.top_k]
+        # Of 12 choices, experts with weights 3, 1, 1, 1 get 6, 2, 2, 2: first expert 0 for all 6 rows, then the others.
+        chosen = (0, 1 + position // 2)
         total = sum(scores[row, position, one] for one in chosen)
         for one in chosen:
             if take(row, one):
@@ -287,7 +287,7 @@ def by_hand(layer: Any, x: torch.Tensor, take: Any) -> torch.Tensor:
 @pytest.mark.parametrize("capacity", [0.0, 0.5, 8.0])
 def test_a_mixture_of_experts_is_what_its_tokens_say_one_by_one(mixture: Any, capacity: float) -> None:
     torch.manual_seed(0)
-    layer = mixture.MixtureOfExperts(4, 2, 8, 16, "zipf", capacity)
+    layer = mixture.MixtureOfExperts(4, 2, 8, 16, (3, 1, 1, 1), capacity)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     # Of 6 x 2 choices a sequence, 3 are an expert's even share.
@@ -303,7 +303,10 @@ def test_a_mixture_of_experts_is_what_its_tokens_say_one_by_one(mixture: Any, ca
         torch.testing.assert_close(layer(x), by_hand(layer, x, take), rtol=1e-4, atol=1e-4)
 
 
-def test_a_uniform_load_is_even(mixture: Any) -> None:
-    layer = mixture.MixtureOfExperts(4, 2, 8, 16, "uniform")
+@pytest.mark.parametrize(("load", "shares"), [("uniform", [4] * 4), ("zipf", [8, 4, 2, 2]), ("W5", [0, 0, 8, 8])])
+def test_experts_are_chosen_by_the_load_and_never_twice_by_a_token(mixture: Any, load: str, shares: list[int]) -> None:
+    """Of 16 choices, Zipf of 4 experts ends at 7.68, 11.52, 14.08 and 16."""
+    layer = mixture.MixtureOfExperts(4, 2, 8, 16, weights_of(load, 4, 2))
     chosen = layer._chosen(torch.rand(2, 8, 4))
-    assert torch.bincount(chosen.flatten()).tolist() == [8, 8, 8, 8]
+    assert [torch.bincount(row.flatten(), minlength=4).tolist() for row in chosen] == [shares, shares]
+    assert all(len(set(token)) == 2 for token in chosen.flatten(0, 1).tolist())

@@ -111,6 +111,9 @@ def test_ci_of_a_known_sample() -> None:
         ("all_to_all", 2, 0.5),
         ("broadcast", 8, 1.0),
         ("send_recv", 2, 1.0),
+        ("scatter", 4, 0.75),
+        ("gather", 8, 0.875),
+        ("all_to_all_v", 4, 0.75),
     ],
 )
 def test_busbw_factors_are_those_of_nccl_tests(op: str, group_size: int, factor: float) -> None:

@@ -83,7 +83,13 @@ def test_assumed_masks_and_numbers(children: Children) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "rows"), [("uniform", {32}), ([1.0, 0.0, 2.0, 1.0], {32, 64}), ([0.0, 0.0, 0.0, 9.0], {TOKENS})]
+    ("load", "rows"),
+    [
+        ("uniform", {32}),
+        ("zipf", {61, 31, 21, 15}),  # ends of 128 choices: 61.44, 92.16, 112.64
+        ([1.0, 0.0, 2.0, 1.0], {32, 64}),
+        ([0.0, 0.0, 0.0, 9.0], {TOKENS}),
+    ],
 )
 def test_experts_get_the_rows_of_the_load(children: Children, load: Any, rows: set[int]) -> None:
     with children.forked():
@@ -94,6 +100,12 @@ def test_experts_get_the_rows_of_the_load(children: Children, load: Any, rows: s
         if isinstance(event, Operator) and event.phase == "forward" and event.owner.startswith("mixture.experts.")
     } - {0}
     assert flops == {2 * count * DIM * DIM for count in rows}
+
+
+def test_counts_of_another_model_are_refused_with_both_numbers(children: Children) -> None:
+    with children.forked():
+        sentence = recorded(FILE, "kind=experts", assume={"mix*": [1.0] * 6}).left_out["data_dependent/kind=experts"]
+    assert "has 6 counts" in sentence and "chooses from 4" in sentence and "\n" not in sentence
 
 
 def test_an_assumption_that_nothing_needs_is_refused(children: Children) -> None:
@@ -116,6 +128,8 @@ def test_assumptions_are_read(tmp_path: Path) -> None:
         ("uniform", "is not PATTERN=VALUE"),
         ("a=", "is not PATTERN=VALUE"),
         ("a=nan", "is not a finite number"),
+        ("a=zip", "'zip' is neither a load nor a number; use uniform, zipf, W0 to W7"),
+        ("a=W6", "one step is simulated"),
         ("a=missing.json", "missing.json cannot be read"),
         ("a=negative.json", "is not a list of counts; give one number >= 0 per choice"),
         ("a=text.json", "give a JSON list"),
