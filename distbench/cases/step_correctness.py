@@ -64,8 +64,8 @@ TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
 # Correct plans had up to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
 TIMES_ROUNDING = 3.0
-# Maximum number of parts of the batch whose factors are solved for.
-MOST_PARTS = 16
+# Maximum number of parts of the batch whose factors are solved for, and of elements of the gradient that is used.
+MOST_PARTS, MOST_ELEMENTS = 16, 1_000_000
 # The libraries read this variable, so this process cannot undo it.
 FORCED = "NVIDIA_TF32_OVERRIDE"
 F32_EPS = torch.finfo(F32).eps
@@ -448,9 +448,10 @@ class StepCheck:
         Return whether they are equal, and the factor of each part's gradients in the step; [] if no factors fit.
         """
         context, scale = self._context, self._step.gradient_scale if differences.gradients else None
-        parameters = as_built(self._step.model, reference.built)
         is_solved = scale is not None and self._step.pipeline is None and num_parts <= MOST_PARTS
-        name = max(parameters, key=lambda each: math.prod(reference.shapes[each]), default="") if is_solved else ""
+        parameters = as_built(self._step.model, reference.built) if is_solved else {}
+        sizes = {name: math.prod(reference.shapes[name]) for name, each in parameters.items() if each.requires_grad}
+        name = max((name for name in sizes if sizes[name] <= MOST_ELEMENTS), key=sizes.__getitem__, default="")
         arguments = self._scenario, context, reference, num_parts, name
         try:
             of_parts, of_each = self._alone(partial(reference_of_parts, *arguments))
@@ -660,7 +661,7 @@ def part_factors(gradient: torch.Tensor, of_parts: Sequence[torch.Tensor]) -> li
     """
     columns = torch.stack([part.flatten().double() for part in of_parts], dim=1) / len(of_parts)
     wanted = gradient.flatten().double()
-    if len(columns) <= len(of_parts) or not columns.any():
+    if len(columns) <= len(of_parts) or not (wanted.isfinite().all() and columns.isfinite().all()):
         return []
     factors = torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
     error = (columns @ factors - wanted).norm() / wanted.norm()
@@ -670,7 +671,7 @@ def part_factors(gradient: torch.Tensor, of_parts: Sequence[torch.Tensor]) -> li
 def of_part_factors(factors: Sequence[float], function: str) -> Iterator[str]:
     """Report ranks whose part of the batch has a factor other than 1."""
     if any(abs(factor - 1) > CLOSE for factor in factors):
-        text = ", ".join(f"{factor:.3g}" for factor in factors)
+        text = ", ".join(f"{round(factor, 3) + 0.0:g}" for factor in factors)
         yield (
             f"{function} multiplies the gradients of the {len(factors)} parts of the batch by {text}, such "
             "as by a loss scaled by the rank or by the number of ranks; use the same factor on ranks as on one device"
