@@ -186,20 +186,27 @@ def _results(
     return Stepped(tensors, options_of(made, names), statistics)
 
 
-def reference_of_parts(scenario: Scenario, context: RankContext, whole: Reference, num_parts: int) -> Reference:
-    """Return the mean of the losses and gradients of `num_parts` equal parts of the batch, as a reference."""
+def reference_of_parts(
+    scenario: Scenario, context: RankContext, whole: Reference, num_parts: int, kept_name: str = ""
+) -> tuple[Reference, list[torch.Tensor]]:
+    """Return the mean of the losses and gradients of `num_parts` equal parts of the batch, as a reference.
+
+    Also return each part's gradient of the parameter `kept_name`.
+    """
     if context.rank != 0:
-        return whole
-    loss, gradients = 0.0, dict[str, torch.Tensor]()
+        return whole, []
+    loss, gradients, kept = 0.0, dict[str, torch.Tensor](), list[torch.Tensor]()
 
     def collect(name: str, finished: torch.Tensor) -> None:
         gradients[name] = gradients.get(name, 0) + finished / num_parts
+        if name == kept_name:
+            kept.append(finished)
 
     for index in range(num_parts):
         model = model_on_device(scenario, context, whole.built, whole.values)
         part = batch_of(scenario).part(index, num_parts, context.device)
         loss += run_step(scenario, context, model, part, collect if whole.gradients else None).loss / num_parts
-    return replace(whole, loss=loss, gradients=gradients, output=None)
+    return replace(whole, loss=loss, gradients=gradients, output=None), kept
 
 
 def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Reference) -> str | None:

@@ -33,7 +33,7 @@ from distbench.cases.single_device_reference import (
 )
 from distbench.cases.trained_tensors import digests_of_gradients, fingerprint, part_of
 from distbench.plans.batch import batch_of
-from distbench.plans.model import Blueprint, tensors_of
+from distbench.plans.model import Blueprint, as_built, tensors_of
 from distbench.plans.training_step import ForwardStep, TrainingStep, UserStep
 from distbench.plans.user_step import optimizers_of
 from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
@@ -64,6 +64,8 @@ TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
 # Correct plans had up to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
 TIMES_ROUNDING = 3.0
+# Maximum number of parts of the batch whose factors are solved for, and of elements of the gradient that is used.
+MOST_PARTS, MOST_ELEMENTS = 16, 1_000_000
 # The libraries read this variable, so this process cannot undo it.
 FORCED = "NVIDIA_TF32_OVERRIDE"
 F32_EPS = torch.finfo(F32).eps
@@ -396,7 +398,9 @@ class StepCheck:
         own = fingerprint(batch.tree), held_gradients(step.model), scales_of(step.optimizer)
         prints, gradients, scales = zip(*self._context.gather(own), strict=True)
         may_couple = not is_random and num_parts > 1 and not isinstance(step, ForwardStep)
-        is_coupled = may_couple and self._is_mean_over_parts(differences, loss, reference, allowance, num_parts)
+        is_coupled, factors = False, list[float]()
+        if may_couple:
+            is_coupled, factors = self._compared_with_parts(differences, loss, reference, allowance, num_parts)
         has_ddp = scenario.plan.ddp is not None
         caller = caller_of(scenario)
         causes = [
@@ -419,6 +423,8 @@ class StepCheck:
                 f"device's step on each of the {num_parts} parts of the batch, but not on the whole batch); compute "
                 "the loss per sample, or gather the coupled values from all ranks"
             ]
+        loss_function = "the loss" if scenario.loss is None else f"loss ({place_of(scenario.loss)})"
+        causes = causes or [*of_part_factors(factors, caller or loss_function)]
         causes = causes or [*filter(None, [batch.guessed().removeprefix("; ")])]
         return [f"the likely cause: {cause}" for cause in causes]
 
@@ -434,17 +440,30 @@ class StepCheck:
             return None
         return cause
 
-    def _is_mean_over_parts(
+    def _compared_with_parts(
         self, differences: Differences, loss: float | None, reference: Reference, allowance: Allowance, num_parts: int
-    ) -> bool:
-        """Return whether the step equals the mean of one device's steps on each part of the batch."""
+    ) -> tuple[bool, list[float]]:
+        """Compare the step with the mean of one device's steps on each part of the batch.
+
+        Return whether they are equal, and the factor of each part's gradients in the step; [] if no factors fit.
+        """
         context, scale = self._context, self._step.gradient_scale if differences.gradients else None
+        is_solved = scale is not None and self._step.pipeline is None and num_parts <= MOST_PARTS
+        parameters = as_built(self._step.model, reference.built) if is_solved else {}
+        sizes = {name: math.prod(reference.shapes[name]) for name, each in parameters.items() if each.requires_grad}
+        name = max((name for name in sizes if sizes[name] <= MOST_ELEMENTS), key=sizes.__getitem__, default="")
+        arguments = self._scenario, context, reference, num_parts, name
         try:
-            of_parts = self._alone(partial(reference_of_parts, self._scenario, context, reference, num_parts))
+            of_parts, of_each = self._alone(partial(reference_of_parts, *arguments))
+            gradient: Any = parameters[name].grad if name else None
+            has_gradient = all(context.gather(gradient is not None))
+            if has_gradient and hasattr(gradient, "full_tensor"):
+                gradient = gradient.full_tensor()
         except Exception:
-            return False
+            return False, []
+        factors = part_factors(gradient.detach().cpu() / scale, of_each) if has_gradient and of_each else []
         again = compare(self._step.model, loss, of_parts, context, scale)
-        return not any(finding.is_wrong for finding in allowance.judged(again))
+        return not any(finding.is_wrong for finding in allowance.judged(again)), context.gather(factors)[0]
 
 
 def _run(
@@ -633,6 +652,30 @@ def _of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:
     if odd := sorted(factors - {num_ranks}):
         problem = f"parallelize divides gradients by {odd[0]:g}, but {num_ranks} ranks have data"
         yield f"{problem}; set gradient_divide_factor={odd[0]:g} to confirm the divisor"
+
+
+def part_factors(gradient: torch.Tensor, of_parts: Sequence[torch.Tensor]) -> list[float]:
+    """Return the factors f for which `gradient` is the mean over parts of f times the part's gradient; [] if it is not.
+
+    The factors are the least squares solution.
+    """
+    columns = torch.stack([part.flatten().double() for part in of_parts], dim=1) / len(of_parts)
+    wanted = gradient.flatten().double()
+    if len(columns) <= len(of_parts) or not (wanted.isfinite().all() and columns.isfinite().all()):
+        return []
+    factors = torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
+    error = (columns @ factors - wanted).norm() / wanted.norm()
+    return factors.tolist() if float(error) < CLOSE else []
+
+
+def of_part_factors(factors: Sequence[float], function: str) -> Iterator[str]:
+    """Report ranks whose part of the batch has a factor other than 1."""
+    if any(abs(factor - 1) > CLOSE for factor in factors):
+        text = ", ".join(f"{round(factor, 3) + 0.0:g}" for factor in factors)
+        yield (
+            f"{function} multiplies the gradients of the {len(factors)} parts of the batch by {text}, such "
+            "as by a loss scaled by the rank or by the number of ranks; use the same factor on ranks as on one device"
+        )
 
 
 def _dropout_of(model: nn.Module) -> str:

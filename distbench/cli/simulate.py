@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,7 @@ def simulate(
         return
     refuse_without("--against", "picture")
     environment: dict[str, Any] = {}  # empty for a recording, which has another commit and machine
+    left_out: Mapping[str, str] = {}
     machine = load_hardware(hardware)
     in_8 = patterns_of(float8, machine) if float8 is not None else ()
     if (scenario is None) == (recording is None):
@@ -146,7 +147,8 @@ def simulate(
     if recording is not None:
         recordings = load_recordings(recording)
     else:
-        recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, chakra, _ranks(ranks), assume)
+        arguments = mesh, choices, quick, save, chakra, _ranks(ranks), assume
+        recordings, left_out, environment = _recorded(str(scenario), *arguments)
     simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
     # The result is printed before it is written, because a full disk must not destroy a result of minutes.
     if form == "json":
@@ -156,6 +158,7 @@ def simulate(
         from distbench.simulate.simulation_text import blocks_of
 
         say(shown([block for ranks_of_step in steps_of(simulations) for block in blocks_of(ranks_of_step)], form))
+    _warn_of(left_out)  # after the tables, which are longer than a screen
     try:
         if save is not None:
             save_recordings(recordings, save)
@@ -215,6 +218,11 @@ def _against(path: str, out: Path, save: Path | None, picture: Path | None, form
         say(f"picture: {picture}", err=True)
 
 
+def _warn_of(left_out: Mapping[str, str]) -> None:
+    for label, reason in left_out.items():
+        say(f"warning: left out: {label}: {reason}", err=True)
+
+
 def _ranks(text: str | None) -> list[int] | None:
     """The ranks of `--rank`, or None for the default."""
     if text is None:
@@ -238,8 +246,8 @@ def _recorded(
     chakra: Path | None,
     ranks: Sequence[int] | None,
     assume: Sequence[str],
-) -> "tuple[list[Recording], dict[str, Any]]":
-    """The recordings of a scenario's step, and the environment in which they were made."""
+) -> "tuple[list[Recording], dict[str, str], dict[str, Any]]":
+    """The recordings of a scenario's step, the reasons of variants without one, and the environment."""
     from distbench.launch import Request, jobs_of
     from distbench.simulate.recording import record_steps
     from distbench.spec.assumptions import assumptions_of
@@ -255,6 +263,4 @@ def _recorded(
     if beyond := [rank for rank in ranks or () if rank >= world_size]:
         raise UserError(f"--rank {beyond[0]} is not on the mesh; give ranks from 0 to {world_size - 1}")
     ((recordings, left_out),) = record_steps(jobs, ranks=ranks, assume=assumptions_of(assume))
-    for label, reason in left_out.items():
-        say(f"distbench: warning: left out: {label}: {reason}", err=True)
-    return recordings, jobs[0].environment
+    return recordings, left_out, jobs[0].environment

@@ -413,6 +413,14 @@ def _in_words(names: Sequence[str]) -> str:
     return ", ".join(name for name in names if name != OTHER)
 
 
+def of_other_phases(step: Callable[..., Any], rank: int, phases: Sequence[str], of_rank_0: Sequence[str]) -> str:
+    """Return the sentence on a step of the user that runs other phases on a rank than on rank 0."""
+    own, other = _in_words(phases), _in_words(of_rank_0)
+    if own == other:
+        own, other = ", ".join(phases), ", ".join(of_rank_0)
+    return f"step ({place_of(step)}) runs {own} on rank {rank} and {other} on rank 0; run the same phases on every rank"
+
+
 class UserStep(TrainingStep):
     """The scenario's own step: `period` calls of the function, with the phases of each call."""
 
@@ -544,10 +552,8 @@ class UserStep(TrainingStep):
     def _require_alike(self, calls: list[ObservedCall]) -> None:
         odd = next((rank for rank, call in enumerate(calls) if call.names != calls[0].names), None)
         if odd is not None:
-            raise UserError(
-                f"step ({self._place}) runs {_in_words(calls[odd].names)} on rank {odd} and "
-                f"{_in_words(calls[0].names)} on rank 0; run the same phases on every rank"
-            )
+            assert self._scenario.step is not None
+            raise UserError(of_other_phases(self._scenario.step, odd, calls[odd].names, calls[0].names))
 
 
 def cache_of(scenario: Scenario, model: Any, batch: Any) -> Any:

@@ -24,7 +24,7 @@ from distbench.plans.fsdp import policies_of
 from distbench.plans.model import blueprint, place_attributes, tensors_of, unregistered
 from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
-from distbench.plans.training_step import TrainingStep, UserStep, step_of
+from distbench.plans.training_step import TrainingStep, UserStep, of_other_phases, step_of
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.failure import one_line_and_place
 from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError
@@ -52,7 +52,8 @@ class Rehearsal:
 
     problems: tuple[str, ...] = ()  # problems of the plan's application, or of the step
     why_not: str | None = None  # reason why the step was not tried; None if tried, or if the plan failed
-    parameter_bytes: int = 0  # bytes of rank 0's parameters
+    parameter_bytes: int = 0  # bytes of this rank's parameters
+    phases: tuple[str, ...] = ()  # of one step, if it was tried
 
 
 def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:
@@ -95,15 +96,15 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
         return Rehearsal((), missing, held_bytes)
     if step.has_buckets and num_parameters > MAX_REPEATED:
         return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", held_bytes)
-    problems, why_not = _tried(step, shapes.on, scenario.plan.ddp, caller_of(scenario))
-    failed = bool(problems or why_not)
+    tried = _tried(step, shapes.on, scenario.plan.ddp, caller_of(scenario))
+    problems, failed = tried.problems, bool(tried.problems or tried.why_not)
     if failed and num_parameters > MAX_REPEATED:
         problems = tuple(f"{problem} (tried with shapes only)" for problem in problems)
     elif failed or _is_small(step, num_parameters):
-        problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
-        if not failed:  # Ignore a missing index that another rank would have sent.
-            problems = tuple(problem for problem in problems if not NO_INDEX.search(problem))
-    return Rehearsal(problems, why_not, held_bytes)
+        tried = _tried_with_values(plain, context, scenario.plan.ddp)
+        # Without a failure before, ignore a missing index that another rank would have sent.
+        problems = tuple(problem for problem in tried.problems if failed or not NO_INDEX.search(problem))
+    return replace(tried, problems=problems, parameter_bytes=held_bytes)
 
 
 def _is_small(step: TrainingStep, num_parameters: int) -> bool:
@@ -113,21 +114,19 @@ def _is_small(step: TrainingStep, num_parameters: int) -> bool:
     return bool(is_here) and num_parameters <= min(MAX_REPEATED, SMALL) and numel <= SMALL
 
 
-def _tried_with_values(
-    scenario: Scenario, context: RankContext, ddp: DdpPlan | None
-) -> tuple[tuple[str, ...], str | None]:
+def _tried_with_values(scenario: Scenario, context: RankContext, ddp: DdpPlan | None) -> Rehearsal:
     try:
         step = step_of(scenario, context)
     except UserError as error:
-        return (str(error),), None
-    problems, why_not = _tried(step, contextlib.nullcontext, ddp, caller_of(scenario))
+        return Rehearsal((str(error),))
+    tried = _tried(step, contextlib.nullcontext, ddp, caller_of(scenario))
     plan = scenario.step_plan
     is_other = plan.ep or plan.cp or plan.pipeline or callable(plan.tp) or scenario.step
     is_compared = plan.fsdp is not None and not is_other
     lacking = [parameter for parameter in step.model.parameters() if parameter.requires_grad and parameter.grad is None]
-    if lacking and is_compared and not (problems or why_not or scenario.inference):
-        problems = _of_some_parts_only(scenario, step, context)
-    return problems, why_not
+    if lacking and is_compared and not (tried.problems or tried.why_not or scenario.inference):
+        return replace(tried, problems=_of_some_parts_only(scenario, step, context))
+    return tried
 
 
 def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankContext) -> tuple[str, ...]:
@@ -154,8 +153,8 @@ def _tried(
     on: Callable[[], contextlib.AbstractContextManager[None]],
     ddp: DdpPlan | None,
     caller: str,
-) -> tuple[tuple[str, ...], str | None]:
-    """Return the problems of one step, and the reason if the step could not be tried."""
+) -> Rehearsal:
+    """Try one step."""
     tracker = _ForwardTracker(step.model, step.plan, "the step" if isinstance(step, UserStep) else "the loss")
     # Compilation would take longer than everything else, and is part of the run.
     stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
@@ -163,7 +162,7 @@ def _tried(
         with on(), stance:
             step.forward_backward(tracker.stamp)
             tracker.problems += _without_gradient(step.model, ddp)
-            _ = step.phases  # observes whether the user's own step repeats with its period
+            phases = step.phases  # observes whether the user's own step repeats with its period
         if ddp is not None and caller:
             tracker.problems += of_forward(caller, tracker.has_run, "DDP prepares its reductions")
         # Most optimizers read the value of a counter, which does not justify a repetition with values.
@@ -173,17 +172,17 @@ def _tried(
     except Skipped:
         raise
     except NeedsValues as reason:
-        return (), f"{tracker.where()} {reason}, {TOO_LARGE}"
+        return Rehearsal((), f"{tracker.where()} {reason}, {TOO_LARGE}")
     except UserError as error:
-        return (str(error) if isinstance(step, UserStep) else f"{tracker.where()} cannot run: {error}",), None
+        return Rehearsal((str(error) if isinstance(step, UserStep) else f"{tracker.where()} cannot run: {error}",))
     except Unsupported as error:
-        return (f"{tracker.where()} cannot run: {error}",), None
+        return Rehearsal((f"{tracker.where()} cannot run: {error}",))
     except Exception as error:
         why = f"{one_line_and_place(error)}{step.batch.guessed()}{unregistered(step.built)}"
         if caller and "DTensor" in why:
             why = "; ".join([why, *of_forward(caller, tracker.has_run, "FSDP gathers parameters")])
-        return (f"{tracker.where()} cannot run: {why}",), None
-    return tuple(tracker.problems), None
+        return Rehearsal((f"{tracker.where()} cannot run: {why}",))
+    return Rehearsal(tuple(tracker.problems), phases=phases)
 
 
 def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
@@ -296,26 +295,49 @@ def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[st
     """Return a variant's entry on a mesh of this shape, without `works`: rank 0's entry, or another rank's problems."""
     with fake_ranks(shape) as mesh:
         answer = answer_of(scenario, rank_of(mesh, job.settings.seed, job.device))
+    phases = answer.pop("phases", ())
     if "parameter_bytes" not in answer:
         return answer
-    tried_ranks = _other_ranks(scenario, shape)
+    tried_ranks = _other_ranks(scenario, shape, answer["num_parameters"])
     for rank in dict.fromkeys([*tried_ranks, *_ranks_of_a_function(scenario, shape)]):
         with fake_ranks(shape, rank=rank) as mesh:
             context = rank_of(mesh, job.settings.seed, job.device)
-            if problems := rehearse(scenario, context, with_step=rank in tried_ranks).problems:
-                return {"problems": [f"on rank {rank}: {problem}" for problem in problems], "step_fails": True}
+            rehearsal = rehearse(scenario, context, with_step=rank in tried_ranks)
+        problems = [f"on rank {rank}: {problem}" for problem in rehearsal.problems]
+        if scenario.step is not None and not problems and rehearsal.phases and rehearsal.phases != phases:
+            problems = [of_other_phases(scenario.step, rank, rehearsal.phases, phases)]
+        if problems:
+            return {"problems": problems, "step_fails": True}
+    if _has_own_functions(scenario) and not answer["not_tried"]:
+        answer["step"] += f" as {_ranks_text([0, *tried_ranks])} of {mesh_size(shape)}"
     return answer
 
 
-def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _has_own_functions(scenario: Scenario) -> bool:
+    """Return whether a step runs a function of the user, which may depend on the rank."""
+    of_libraries = ("torch", "distbench")
+    functions = (scenario.step, scenario.call, scenario.loss)
+    return any(
+        function is not None and str(getattr(function, "__module__", "")).partition(".")[0] not in of_libraries
+        for function in functions
+    )
+
+
+def _other_ranks(scenario: Scenario, shape: Mapping[str, int], num_parameters: int) -> list[int]:
     """Return the ranks whose step may fail although rank 0's step works.
 
     For inference, this is the last rank (rank 0 may get the whole of an indivisible token); in a pipeline, the first
-    rank with the last stage and the loss.
+    rank with the last stage and the loss; for functions of the user, if the model is not large, rank 1 and the last.
     """
+    size, pipeline = mesh_size(shape), scenario.step_plan.pipeline
     if scenario.inference:
-        return [mesh_size(shape) - 1]
-    pipeline = scenario.step_plan.pipeline
+        return [size - 1]
+    if pipeline is None and size > 1 and num_parameters <= MAX_REPEATED and _has_own_functions(scenario):
+        return sorted({1, size - 1})
     if pipeline is None or SCHEDULES[pipeline.schedule].is_v or shape[pipeline.mesh_dim] == 1:
         return []
     names = list(shape)
@@ -355,7 +377,8 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     step = "forward runs" if scenario.inference else "forward, loss and backward run"
     step = step if scenario.step is None else "its own step runs"
     advice = [*_advice(scenario, built.model), *(f"the step omits {part}" for part in scenario.omits)]
-    return {"problems": [], "step": step, "not_tried": rehearsal.why_not, "advice": advice, **sizes}
+    facts = {"step": step, "not_tried": rehearsal.why_not, "phases": rehearsal.phases}
+    return {"problems": [], **facts, "advice": advice, **sizes}
 
 
 def _advice(scenario: Scenario, model: nn.Module) -> list[str]:

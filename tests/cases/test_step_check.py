@@ -27,6 +27,7 @@ from distbench.cases.step_correctness import (
 )
 from distbench.plans.batch import batch_of
 from distbench.plans.model import blueprint
+from distbench.plans.training_step import step_of
 from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario
 from distbench.spec.versions import release
@@ -257,6 +258,13 @@ def test_dropout_and_batch_statistics_are_named_and_nothing_else_is(
     told = StepCheck(step, scenario, replace(context, check="loss"))()
     assert told is not None and "the loss differs" in told
     assert says in told if says else "cause" not in told
+
+
+def test_a_factor_of_each_part_of_the_batch_is_named(context: RankContext) -> None:
+    """Without a plan, no gradient is summed, so this rank's gradients are twice its part of the mean."""
+    scenario = scenario_of(lambda: nn.Linear(32, 32))
+    wrong = StepCheck(step_of(scenario, context), scenario, context)()
+    assert wrong is not None and "multiplies the gradients of the 2 parts of the batch by 2, 0, such as" in wrong
 
 
 @pytest.mark.parametrize(("error", "is_told"), [(1.0, True), (math.inf, True), (0.1, False)])

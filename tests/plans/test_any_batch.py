@@ -19,8 +19,10 @@ from distbench.cases.step_correctness import (
     of_another_run,
     of_batches,
     of_loss,
+    of_part_factors,
     of_replicas,
     of_scales,
+    part_factors,
 )
 from distbench.cases.trained_tensors import fingerprint
 from distbench.plans.batch import Batch, batch_of, loss_of
@@ -224,6 +226,12 @@ def test_gradients_that_nobody_sums_and_models_that_remember_are_told(context: R
     (said,) = of_replicas([{"a": ((0,), 1.0), "b": ((), 2.0)}, {"a": ((1,), 5.0), "b": ((), 2.1)}])
     assert said.startswith("ranks 0 and 1 hold the same part of b with different gradients, which are not summed")
     assert not [*of_replicas([held, held]), *of_replicas([{"a": ((0,), 1.0)}, {"a": ((1,), 5.0)}, {}])]
+    parts = [torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 3.0]]), torch.tensor([[2.0, 0.0, 1.0], [1.0, 1.0, 0.0]])]
+    factors = part_factors((1 * parts[0] + 3 * parts[1]) / 2, parts)  # a loss scaled by 1 on rank 0 and 3 on rank 1
+    (said,) = of_part_factors(factors, "step (train.py:3)")
+    assert said.startswith("step (train.py:3) multiplies the gradients of the 2 parts of the batch by 1, 3, such")
+    assert not [*of_part_factors(part_factors((parts[0] + parts[1]) / 2, parts), "step")]
+    assert part_factors(parts[0] + torch.eye(2, 3), parts) == []  # no mean of the parts' gradients
     (said,) = of_scales([{"scaler": 1.0}, {"scaler": 1.0}, {"scaler": 2.0}])
     assert said.startswith("scaler 'scaler' has the scale 1.0 on rank 0 and 2.0 on rank 2")
     assert not [*of_scales([{"scaler": 1.0}, {"scaler": 1.0}]), *of_scales([{}, {}])]

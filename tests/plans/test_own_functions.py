@@ -1,5 +1,6 @@
 """Functions of the user's own that use DDP, or that raise on one rank: on a fake group, and launched."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from distbench.observe.module_attribution import Communication, communications_o
 from distbench.observe.trace import StepTrace
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
-from distbench.spec import DdpPlan, ParallelPlan, Scenario, Settings
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, Settings
 from distbench.torch_private import fake_ranks
 from distbench.worker.plan_rehearsal import answer_on, rehearse
 
@@ -99,6 +100,73 @@ def test_check_calls_a_function_as_other_ranks_would() -> None:
     job: Any = SimpleNamespace(device="cpu", settings=Settings())
     (said,) = answer_on({"dp_shard": 4}, Scenario(**given, parallelize=own), job)["problems"]
     assert said.startswith(f"on rank 2: parallelize raises ValueError: only here ({__file__}:")
+
+
+def backward_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    loss = model(batch).sum()
+    loss.backward()
+    return loss
+
+
+def step(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
+    loss = backward_of(model, batch)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def raising(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
+    if dist.get_rank() == 1:
+        raise ValueError("only here")
+    return step(model, batch, optimizer)
+
+
+def without_backward(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
+    return step(model, batch, optimizer) if dist.get_rank() != 1 else model(batch).sum()
+
+
+def without_optimizer(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
+    return step(model, batch, optimizer) if dist.get_rank() != 3 else backward_of(model, batch)
+
+
+def with_a_barrier(model: nn.Module, batch: Any, optimizer: Any) -> torch.Tensor:
+    loss = step(model, batch, optimizer)
+    if dist.get_rank() == 1:
+        dist.barrier()
+    return loss
+
+
+def with_step(own: Any) -> Scenario:
+    return Scenario(
+        build_model=lambda: nn.Linear(4, 2),
+        make_batch=lambda: torch.ones(4, 4),
+        step=own,
+        make_optimizers=lambda model: torch.optim.SGD(model.parameters()),
+        plan=ParallelPlan(fsdp=FsdpPlan()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (raising, r"on rank 1: .* cannot run: ValueError: only here \(.*test_own_functions.py:\d+\)"),
+        (without_backward, r"on rank 1: step \(.*test_own_functions.py:\d+\) runs no backward; call loss"),
+        (
+            without_optimizer,
+            "runs forward, backward on rank 3 and forward, backward, optimizer on rank 0; run the same",
+        ),
+        (with_a_barrier, "runs forward, backward, optimizer, other on rank 1 and forward, backward, optimizer on rank"),
+    ],
+)
+def test_check_runs_a_step_as_other_ranks_would(own: Any, sentence: str) -> None:
+    job: Any = SimpleNamespace(device="cpu", settings=Settings())
+    (problem,) = answer_on({"dp_shard": 4}, with_step(own), job)["problems"]
+    assert re.search(sentence, problem), problem
+
+
+def test_check_shows_as_which_ranks_a_step_ran() -> None:
+    job: Any = SimpleNamespace(device="cpu", settings=Settings())
+    assert answer_on({"dp_shard": 4}, with_step(step), job)["step"] == "its own step runs as ranks 0, 1 and 3 of 4"
 
 
 def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Ranks, tmp_path: Path) -> None:
