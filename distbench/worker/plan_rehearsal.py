@@ -308,7 +308,7 @@ def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[st
             problems = [of_other_phases(scenario.step, rank, rehearsal.phases, phases)]
         if problems:
             return {"problems": problems, "step_fails": True}
-    if _has_own_functions(scenario) and not answer["not_tried"]:
+    if caller_of(scenario) and not scenario.inference and not answer["not_tried"]:
         answer["step"] += f" as {_ranks_text([0, *tried_ranks])} of {mesh_size(shape)}"
     return answer
 
@@ -317,26 +317,16 @@ def _ranks_text(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _has_own_functions(scenario: Scenario) -> bool:
-    """Return whether a step runs a function of the user, which may depend on the rank."""
-    of_libraries = ("torch", "distbench")
-    functions = (scenario.step, scenario.call, scenario.loss)
-    return any(
-        function is not None and str(getattr(function, "__module__", "")).partition(".")[0] not in of_libraries
-        for function in functions
-    )
-
-
 def _other_ranks(scenario: Scenario, shape: Mapping[str, int], num_parameters: int) -> list[int]:
     """Return the ranks whose step may fail although rank 0's step works.
 
     For inference, this is the last rank (rank 0 may get the whole of an indivisible token); in a pipeline, the first
-    rank with the last stage and the loss; for functions of the user, if the model is not large, rank 1 and the last.
+    rank with the last stage and the loss; for `step` and `call`, if the model is not large, rank 1 and the last.
     """
     size, pipeline = mesh_size(shape), scenario.step_plan.pipeline
     if scenario.inference:
         return [size - 1]
-    if pipeline is None and size > 1 and num_parameters <= MAX_REPEATED and _has_own_functions(scenario):
+    if pipeline is None and size > 1 and num_parameters <= MAX_REPEATED and caller_of(scenario):
         return sorted({1, size - 1})
     if pipeline is None or SCHEDULES[pipeline.schedule].is_v or shape[pipeline.mesh_dim] == 1:
         return []
