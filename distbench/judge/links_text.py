@@ -213,7 +213,9 @@ def _at_most(verdict: LinkVerdict) -> str:
     slowdowns = ", ".join(f"{at:.2g}x in {SLOW_IN[quantity]}" for quantity, at in within.items())
     too_noisy = [SLOW_IN[quantity] for quantity in verdict.at_most if quantity not in within]
     passes = count_text(verdict.num_passes, "pass", "passes")
-    limits = f"at most {slowdowns.replace('x', 'x slower', 1)} (95 % CI, {passes})" if slowdowns else "no limit is known"
+    limits = (
+        f"at most {slowdowns.replace('x', 'x slower', 1)} (95 % CI, {passes})" if slowdowns else "no limit is known"
+    )
     sentences = [limits]
     if too_noisy:
         sentences.append(f"Too noisy: {', '.join(too_noisy)}")

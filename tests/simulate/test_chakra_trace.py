@@ -20,7 +20,6 @@ from chakra_reader import (
     TYPES,
     Node,
     check_times,
-    messages_of,
     nodes_of,
 )
 from click.testing import CliRunner
