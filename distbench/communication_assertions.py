@@ -7,6 +7,7 @@ code and of DDP's reducer are included. Owners are determined as in a traced ste
 import contextlib
 import fnmatch
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -39,11 +40,13 @@ from distbench.torch_private import (
     around_backward,
     average_on_fake_group,
     issued_collectives,
+    unit_meshes,
 )
 
 PHASES = ("forward", "backward", "optimizer", OTHER)
 CASE = "communication"
 _WITH_HOOK: WeakSet[nn.Module] = WeakSet()
+_OPEN_BLOCK = threading.Lock()
 
 
 class CollectiveCount(int):
@@ -196,8 +199,10 @@ def communication(
         update: let `matches` write its file on rank 0 instead of comparing.
 
     Raises:
-        UserError: no process group exists.
+        UserError: no process group exists, the model is not a module, or another block is open.
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise UserError(f"communication() needs a torch.nn.Module, not {type(model).__name__}; give the model")
     if not dist.is_initialized():
         raise UserError(
             "communication() needs a process group; call torch.distributed.init_process_group first, with "
@@ -212,7 +217,8 @@ def communication(
             _WITH_HOOK.add(module)
             with contextlib.suppress(RuntimeError):  # a hook of the user's own
                 average_on_fake_group(module, module.process_group)
-    with tracked_collectives(model, ("forward",), ParallelPlan(), meshes) as tracker, _phases(model) as phase_of:
+    tracked = tracked_collectives(model, ("forward",), ParallelPlan(), meshes)
+    with _only_block(), tracked as tracker, _phases(model) as phase_of:
 
         def on_issue(call: CollectiveCall) -> None:
             issued_in = tracker.issue_context(call)
@@ -223,9 +229,21 @@ def communication(
             yield seen
 
 
+@contextlib.contextmanager
+def _only_block() -> Iterator[None]:
+    if not _OPEN_BLOCK.acquire(blocking=False):
+        raise UserError("a communication() block is open already; end it, or use its result for both")
+    try:
+        yield
+    finally:
+        _OPEN_BLOCK.release()
+
+
 def _meshes_of(model: nn.Module | None) -> list[DeviceMesh]:
-    parameters = model.parameters() if model is not None else ()
-    return list(dict.fromkeys(each.device_mesh for each in parameters if isinstance(each, DTensor)))
+    if model is None:
+        return []
+    meshes = [each.device_mesh for each in model.parameters() if isinstance(each, DTensor)]
+    return list(dict.fromkeys((*meshes, *unit_meshes(model))))
 
 
 @contextlib.contextmanager

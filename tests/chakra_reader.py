@@ -22,6 +22,10 @@ TYPES = {
     **dict.fromkeys(("comm_src", "comm_dst", "comm_tag"), "int32_val"),
 }
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
+NODE_TYPES = {
+    **{"MEM_LOAD_NODE": 2, "MEM_STORE_NODE": 3, "COMP_NODE": COMPUTE},
+    **{"COMM_SEND_NODE": SEND, "COMM_RECV_NODE": RECEIVE, "COMM_COLL_NODE": COLLECTIVE},
+}
 ALL_GATHER, ALL_REDUCE = 2, 0
 
 

@@ -220,3 +220,20 @@ def test_without_a_model_or_a_file(tmp_path: Path) -> None:
     assert seen.count("all_reduce", on="?", phase="forward") == 1
     with pytest.raises(distbench.UserError, match="does not exist; write it once"):
         seen.matches(tmp_path / "missing.signature")
+
+
+def test_after_an_exception_in_a_block_the_next_block_is_complete(mesh: DeviceMesh) -> None:
+    """A forward without backward leaves gathered parameters, which have no mesh of FSDP."""
+    model, x = parallel(mesh, "no wrap"), torch.ones(2, WIDTH)
+    with pytest.raises(FloatingPointError), distbench.communication(model):
+        model(x)
+        raise FloatingPointError
+    inner = distbench.communication(model)
+    with distbench.communication(model), pytest.raises(distbench.UserError, match="is open already"), inner:
+        pass
+    with distbench.communication(model) as seen:
+        model(x).sum().backward()
+    assert seen.count("reduce_scatter", on="dp_shard") == 1
+    wrong: Any = "model"
+    with pytest.raises(distbench.UserError, match="not str; give the model"), distbench.communication(wrong):
+        pass

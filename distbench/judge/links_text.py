@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 
 MAX_NAMED, MAX_MATRIX = 4, 16
-MAX_SHOWN = 10.0  # a larger detectable slowdown is reported as "too noisy"
-UNNOTICED = 2.0  # a check that cannot detect this slowdown is not conclusive
+MAX_SHOWN = 10.0  # a larger upper end of a slowdown is reported as "too noisy"
+UNNOTICED = 2.0  # a check that cannot exclude this slowdown is not conclusive
 # Fields of the environment in a run file's header.
 DRIVEN_BY = ("device", "device_name", "backend", "torch", *DRIVER_FIELDS)
 SLOW_IN = {LATENCY: "small messages", BANDWIDTH: "large messages", GROUPS: "all_reduce", COMPUTE: "computing"}
@@ -150,14 +150,14 @@ def verdict_on(links: LinkRun, scenario: str = "links", since: str = "") -> Link
     parts: list[Outlier | Loss] = [*verdict.outliers, *verdict.losses]
     slow = [sentence_of(part, links) for part in parts]
     sentences = listed(slow, MAX_NAMED, "; ")
-    has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
-    is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
+    has_no_links = bool(verdict.too_few) and not verdict.at_most.keys() & {LATENCY, BANDWIDTH}
+    is_conclusive = all(at < UNNOTICED for at in verdict.at_most.values() or [np.inf]) and not has_no_links
     unmeasured = [] if links.is_relative else _unmeasured(links)
     heat_map = f"Next: distbench report {scenario} --page links.html   (heat map of all links)"
     if sentences:
-        lines = f"FAIL: {since}{sentences}.", _detectable(verdict), *unmeasured
+        lines = f"FAIL: {since}{sentences}.", f"All others: {_at_most(verdict)}", *unmeasured
         return LinksVerdict(lines, True, is_conclusive, heat_map, links, verdict)
-    checked = f"({verdict.num_compared} checked). {_detectable(verdict)}"
+    checked = f"({verdict.num_compared} checked): {_at_most(verdict)}"
     if is_conclusive:
         lines = f"PASS: {since}no slow rank or link {checked}", *unmeasured
         return LinksVerdict(lines, False, True, heat_map, links, verdict)
@@ -165,7 +165,7 @@ def verdict_on(links: LinkRun, scenario: str = "links", since: str = "") -> Link
         earlier_run = f"Next: distbench run {scenario} --against RUN   (compares each link with an earlier run)"
         line = f"UNKNOWN: {since}too few links {checked}"
         return LinksVerdict((line,), False, False, earlier_run, links, verdict)
-    why = f"too noisy to detect every rank or link that is {UNNOTICED:g}x slower"
+    why = f"too noisy to exclude a rank or link that is {UNNOTICED:g}x slower"
     line, again = f"UNKNOWN: {since}{why} {checked}", f"{again}   (on an idle machine)"
     return LinksVerdict((line,), False, False, again, links, verdict)
 
@@ -207,13 +207,16 @@ def sentence_of(part: Outlier | Loss, links: LinkRun) -> str:
     return f"{_name_of(part, links)} {verb} {slower} in {SLOW_IN[part.quantity]}{level}{at_times}"
 
 
-def _detectable(verdict: LinkVerdict) -> str:
-    """`Detectable: slowdowns of 2.2x in computing, 3.1x in small messages (8 passes)`."""
-    within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_SHOWN}
-    slowdowns = [f"{at:.2g}x in {SLOW_IN[quantity]}" for quantity, at in within.items()]
-    too_noisy = [SLOW_IN[quantity] for quantity in verdict.detectable if quantity not in within]
-    detectable = f"slowdowns of {', '.join(slowdowns)}" if slowdowns else "nothing"
-    sentences = [f"Detectable: {detectable} ({count_text(verdict.num_passes, 'pass', 'passes')})"]
+def _at_most(verdict: LinkVerdict) -> str:
+    """`at most 1.2x slower in computing, 1.6x in small messages (95 % CI, 8 passes)`."""
+    within = {quantity: at for quantity, at in verdict.at_most.items() if at <= MAX_SHOWN}
+    slowdowns = ", ".join(f"{at:.2g}x in {SLOW_IN[quantity]}" for quantity, at in within.items())
+    too_noisy = [SLOW_IN[quantity] for quantity in verdict.at_most if quantity not in within]
+    passes = count_text(verdict.num_passes, "pass", "passes")
+    limits = (
+        f"at most {slowdowns.replace('x', 'x slower', 1)} (95 % CI, {passes})" if slowdowns else "no limit is known"
+    )
+    sentences = [limits]
     if too_noisy:
         sentences.append(f"Too noisy: {', '.join(too_noisy)}")
     if verdict.too_few:

@@ -182,7 +182,7 @@ class Preflight:
             "causes": self.causes(),
             "hosts": self.hosts(),
             "num_passes": first.verdict.num_passes,
-            "detectable": {SLOW_IN[name]: at for name, at in first.verdict.detectable.items()},
+            "at_most": {SLOW_IN[name]: at for name, at in first.verdict.at_most.items()},
             "num_links": num_ranks * (num_ranks - 1) // 2,
             "num_links_measured": sum(len(level.rates) for level in self.levels),
             "levels": [

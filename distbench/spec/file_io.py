@@ -80,6 +80,9 @@ def opened(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Itera
             raise UserError(f"{label} {path} cannot be read: {size}; give another file")
         with path.open("rb") as file:
             yield file
+    except UnicodeDecodeError as error:
+        needed = "it is not UTF-8 text; decompress or convert it first"
+        raise UserError(f"{label} {path} cannot be read: {needed}") from error
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(f"{label} {path} cannot be read: {why}") from error

@@ -65,6 +65,7 @@ from distbench.torch_private.fsdp import (
     next_autograd_position,
     reduction_dtype,
     sum_then_divide,
+    unit_meshes,
     unit_policies,
     vote_on_fake_group,
 )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.torch_private.collectives import CollectiveCall
 from distbench.torch_private.probe import STAGES_AGREE, replaced, require
@@ -275,6 +276,11 @@ def divide_factors(model: nn.Module) -> set[float]:
     """Return the divisors that were set for the gradients of FSDP2's units."""
     factors = (group.gradient_divide_factor for group in _parameter_groups(model))
     return {float(factor) for factor in factors if factor is not None}
+
+
+def unit_meshes(model: nn.Module) -> list[DeviceMesh]:
+    """Return the meshes of FSDP2's units. Gathered parameters (after a forward without backward) have no mesh."""
+    return [group.mesh_info.mesh for group in _parameter_groups(model)]
 
 
 def _parameter_groups(model: nn.Module) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,12 @@ from chakra_reader import (
     ALL_REDUCE,
     COLLECTIVE,
     COMPUTE,
+    NODE_TYPES,
     RECEIVE,
-    SCHEMA,
     SEND,
     TYPES,
     Node,
     check_times,
-    messages_of,
     nodes_of,
 )
 from click.testing import CliRunner
@@ -130,31 +130,39 @@ def test_messages_of_one_batch_start_together(host_s: float) -> None:
     assert tags == {(SEND, 0): 1, (SEND, 1): 1, (RECEIVE, 0): 1}
 
 
-def test_protobuf_reads_the_same() -> None:
+def test_chakras_own_reader_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`chakra_jsonizer` of mlc-chakra, with Google's protobuf and Chakra's own schema."""
     pytest.importorskip("google.protobuf", reason="protobuf is not installed")
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    jsonizer = pytest.importorskip("chakra.src.jsonizer.jsonizer", reason="mlc-chakra is not installed")
+    groups = gather(0, 1, ranks=((2, 4),)), matmul(0, 2, "layers.0"), copy(0, 1, "to_host")
+    recordings = [*two_stages()], [run(*groups, head=replace(HEAD, mesh={"dp_shard": 2, "tp": 4}))]
+    for name, data in (file for each in recordings for file in chakra_files(simulations_of(each))):
+        if not name.endswith(".et"):
+            continue
+        traces, text = tmp_path / name, tmp_path / "nodes.json"
+        traces.write_bytes(data)
+        words = ("--input_filename", str(traces), "--output_filename", str(text))
+        monkeypatch.setattr("sys.argv", ["chakra_jsonizer", *words])
+        jsonizer.main()
+        metadata, *theirs = json.loads(f"[{text.read_text().replace('}{', '},{')}]")
+        assert metadata == {"version": "0.0.4"}
+        assert [*map(node_of_json, theirs)] == nodes_of(data)
 
-    field_types = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="ChakraProtoMsg", syntax="proto3")
-    for kind, fields in SCHEMA.items():
-        described = file.message_type.add(name=kind)
-        for number, name, form in fields:
-            field = described.field.add(name=name, number=number, label=3 if name in ("data_deps", "attr") else 1)
-            field.type = getattr(field_types, f"TYPE_{'MESSAGE' if form in SCHEMA else form.rstrip('s').upper()}")
-            if form in SCHEMA:
-                field.type_name = f".ChakraProtoMsg.{form}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    node_type = message_factory.GetMessageClass(pool.FindMessageTypeByName("ChakraProtoMsg.Node"))
-    simulations = Simulation.all_of(two_stages(), machine(host_s=0.25), False, ())
-    for name, data in chakra_files(simulations):
-        for ours, encoded in zip(nodes_of(data), messages_of(data)[1:], strict=True) if name.endswith(".et") else ():
-            theirs = node_type()
-            theirs.ParseFromString(encoded)
-            assert (theirs.id, theirs.name, theirs.type, [*theirs.data_deps]) == ours[:4]
-            assert (theirs.start_time_micros, theirs.duration_micros) == ours[4:6]
-            values = {each.name: getattr(each, TYPES[each.name]) for each in theirs.attr}
-            assert values == ours.attributes
+
+def simulations_of(recordings: Sequence[Recording]) -> list[Simulation]:
+    return Simulation.all_of(recordings, machine(host_s=0.25), False, ())
+
+
+def node_of_json(record: dict[str, Any]) -> Node:
+    """A node as protobuf writes it: numbers of 64 bits are text, a field that is 0 is missing."""
+    numbers = {name: int(record.get(name, 0)) for name in ("id", "startTimeMicros", "durationMicros")}
+    attributes = {}
+    for each in record["attr"]:
+        (value,) = (each.get(field) for field in each if field != "name")
+        attributes[each["name"]] = value if TYPES[each["name"]] == "string_val" else int(value)
+    deps = [*map(int, record.get("dataDeps", ()))]
+    place = numbers["id"], record["name"], NODE_TYPES[record["type"]], deps
+    return Node(*place, numbers["startTimeMicros"], numbers["durationMicros"], attributes)
 
 
 def test_the_command_writes_a_new_folder(tmp_path: Path) -> None:
