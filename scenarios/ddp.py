@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from llama_2d import TP_PLAN
 from models import Llama, next_token_loss, token_batch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError, scenario
 
@@ -17,7 +18,11 @@ KNOBS = {
     "find_unused": DdpPlan(find_unused_parameters=True),
     "accumulate": DdpPlan(sync_each_microbatch=False),
     "ignored": DdpPlan(ignored=("tok_embeddings",)),
+    "bucket_list": DdpPlan(configure={"bucket_cap_mb_list": [1, 4]}),
+    "fp16_hook": DdpPlan(comm_hook=lambda group: (group, default_hooks.fp16_compress_hook)),
 }
+# Relative to one device; about twice the measured error from rounding the gradients.
+TOLERANCES = {"fp16_hook": 2e-2}
 
 
 def built(knob: str, *sizes: int) -> Llama:
@@ -54,6 +59,7 @@ def ddp(
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(ddp=KNOBS[knob], microbatches=2 if knob == "accumulate" else 1),
+        tolerance=TOLERANCES.get(knob),
     )
 
 

@@ -37,9 +37,12 @@ def pipeline(
     microbatches: int = 8,
     schedule: str = "1f1b",
     inside: str = "plain",
+    defer_recv: bool = False,
 ) -> Scenario:
     """Pipeline stages over pp, one schedule per variant. Give inside=fsdp with --mesh pp=2,dp_shard=2, inside=tp with
     --mesh pp=2,tp=2.
+
+    defer_recv: post receives when their stage needs them (schedules of several stages per rank, torch 2.13).
     """
     if inside not in INSIDE:
         raise UserError(f"--set inside={inside} is unknown; use {', '.join(INSIDE)}")
@@ -50,5 +53,9 @@ def pipeline(
         num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
-        plan=ParallelPlan(pipeline=PipelinePlan(schedule=schedule), microbatches=microbatches, **INSIDE[inside]),
+        plan=ParallelPlan(
+            pipeline=PipelinePlan(schedule=schedule, configure={"defer_pp_recv": True} if defer_recv else {}),
+            microbatches=microbatches,
+            **INSIDE[inside],
+        ),
     )

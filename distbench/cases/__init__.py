@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from distbench.cases.calibration import calibration_cases, compute_cases
+from distbench.cases.checkpoint import checkpoint_cases
 from distbench.cases.collective import collective_cases
 from distbench.cases.dtensor_operator import operator_cases
 from distbench.cases.links import link_cases
@@ -25,6 +26,7 @@ def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[C
     yield from link_cases(scenario, context)
     yield from compute_cases(scenario, context)
     yield from step_cases(scenario, label, context)
+    yield from checkpoint_cases(scenario, label, context)
     yield from call_cases(scenario, label, context)
     for kind, declared in scenario.plugins.items():
         yield from load_plugin("cases", kind)(declared, label, context)

@@ -33,19 +33,24 @@ def call_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
 @contextlib.contextmanager
 def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterator[OpenedCase]:
     returned = make(context.mesh)
-    call, check = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-    if not callable(call) or not (check is None or callable(check)):
+    given = returned if isinstance(returned, tuple) and 2 <= len(returned) <= 3 else (returned, None)
+    (call, check), per_rank = given[:2], given[2] if len(given) == 3 else {}
+    if not callable(call) or not (check is None or callable(check)) or not isinstance(per_rank, Mapping):
         kind = type(returned).__name__
         if isinstance(returned, tuple):
             kind = "a tuple of " + (", ".join(type(part).__name__ for part in returned) or "nothing")
         raise UserError(
             f"call {what!r}: its function returned {kind}; return the function to time, without arguments, or a tuple "
-            "of this function and a check of its result"
+            "of this function, a check of its result and a dict of this rank's numbers"
         )
+    of_ranks = context.gather({str(name): float(number) for name, number in per_rank.items()}) if per_rank else []
     fields = {
         "group_size": context.mesh.size(),
         "mesh_dim": "x".join(context.mesh_dims),
-        "counters": {"checked": check is not None},
+        "counters": {
+            "checked": check is not None,
+            **({"per_rank": {name: [of[name] for of in of_ranks] for name in per_rank}} if per_rank else {}),
+        },
     }
     yield OpenedCase(lambda stamp: call(), partial(_verdict, what, check), fields=fields)
 

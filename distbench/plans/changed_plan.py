@@ -10,6 +10,12 @@ from distbench.spec import CompilePlan, ParallelPlan, Scenario, UserError
 from distbench.spec.job import KNOBS, MESH, split_variant
 from distbench.spec.plan import ULYSSES
 
+# Changes of FSDP2's reductions to torch's setter and its argument; the first value is torch's default.
+REDUCE_SCATTERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "reduce_scatter_group": ("set_separate_reduce_scatter_group", lambda value: value == "own"),
+    "reduce_scatter_buffers": ("set_reduce_scatter_max_input_buffers", int),
+}
+
 
 def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any:
     """Return the scenario of a variant with the changed plan; other results than a Scenario are returned unchanged.
@@ -61,6 +67,11 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
     fields = {name: value}
     if name == "prefetch":
         fields = {"prefetch_forward": value, "prefetch_backward": value}
+    elif name in REDUCE_SCATTERS:
+        setter, argument = REDUCE_SCATTERS[name]
+        without = {key: given for key, given in plan.fsdp.configure.items() if key != setter}
+        default = value in ("shared", 1)
+        fields = {"configure": without if default else {**without, setter: argument(value)}}
     elif name == "mixed_precision":
         from torch.distributed.fsdp import MixedPrecisionPolicy
 

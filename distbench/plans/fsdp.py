@@ -24,6 +24,8 @@ from distbench.torch_private import (
     on_spmd_mesh,
     replicate_by_unit,
     replicate_in_buckets,
+    require,
+    require_symmetric_memory,
 )
 
 
@@ -54,6 +56,10 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
             "CPU offload needs an accelerator, because the shards of a CPU run are in host memory; use --device "
             f"{ANY_ACCELERATOR}"
         )
+    for name in plan.configure:
+        require(name)
+    if "set_symm_mem_for_comm" in plan.configure:
+        require_symmetric_memory(context.device.type, "set_symm_mem_for_comm")
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
     least = plan.shard_placement.min_numel if isinstance(plan.shard_placement, LargestDim) else 0
@@ -92,8 +98,14 @@ def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
     group = flatten_mesh(context.mesh, present(plan.mesh_dims, context)).get_group()
     names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
     options = {name: value for name in names if (value := getattr(plan, name)) is not None}
+    for name in plan.configure:
+        require(name)
     ignored = list(matching_modules(plan.ignored, model).values())
-    replicate_in_buckets(model, ignored, process_group=group, device_id=context.device, **options)
+    replicate_in_buckets(model, ignored, process_group=group, device_id=context.device, **{**options, **plan.configure})
+    if plan.comm_hook is not None:
+        with blamed("DdpPlan.comm_hook", plan.comm_hook):
+            state, hook = plan.comm_hook(group)
+        model.register_comm_hook(state, hook)  # type: ignore[operator]
     return Sharded([model])
 
 
@@ -163,14 +175,18 @@ def _extend_gathers(model: nn.Module, extension: Callable[[Any], Any]) -> None:
 
 def _configure(units: Mapping[str, Any], plan: FsdpPlan, context: RankContext) -> None:
     for setter, value in plan.configure.items():
-        for name, unit in units.items():
+        # A setter with `recurse` also reaches the units inside: once on the root, so that a process group is made once;
+        # or a unit at a time, so that the root's value does not replace other units' values.
+        recurses = "recurse" in inspect.signature(getattr(units[""], setter)).parameters
+        alone = {"recurse": False} if recurses and is_function(value) else {}
+        for name, unit in ({"": units[""]} if recurses and not alone else units).items():
             with named_refusal(f"FsdpPlan.configure[{setter!r}]", name, unit):
                 argument = value
                 if is_function(value):
                     with blamed(f"FsdpPlan.configure[{setter!r}]", value):
                         argument = value(name, context.mesh)
                 args, kwargs = setter_arguments(argument)
-                getattr(unit, setter)(*args, **kwargs)
+                getattr(unit, setter)(*args, **{**alone, **kwargs})
 
 
 def is_function(value: Any) -> bool:

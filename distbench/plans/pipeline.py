@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import importlib
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,6 +27,7 @@ Activations = tuple[torch.Tensor, ...]
 # Methods of a stage that occupy its rank. Collectives of FSDP and TP run inside of them.
 OCCUPYING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
 NUM_STEPS = 3
+CONFIG = "torch.distributed.config"
 
 
 class HandOn(nn.Module):
@@ -205,6 +208,22 @@ def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Activations, torch.T
     return inputs, targets
 
 
+def schedule_parameters(schedule: str) -> list[str]:
+    """Return the parameters of a schedule's class that `PipelinePlan.configure` may set."""
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    kind: Any = get_schedule_class(SCHEDULES[schedule].torch_name)
+    fields = ("stage", "stages", "n_microbatches", "loss_fn", "args", "kwargs")
+    return [name for name in inspect.signature(kind).parameters if name not in fields]
+
+
+def is_in_config(name: str) -> bool:
+    """Return whether an option of pipelines belongs to `torch.distributed.config` in this version of torch."""
+    with contextlib.suppress(ImportError):
+        return name.startswith("pipeline_") and hasattr(importlib.import_module(CONFIG), name)
+    return False
+
+
 class StageWork(NamedTuple):
     """Interval in which this rank worked on a stage, in seconds of the monotonic clock, and the activity."""
 
@@ -243,6 +262,10 @@ class Pipeline:
             if not stage.is_last:
                 _hold_to(stage, local_stage.returned)
         schedule: Any = get_schedule_class(kind.torch_name)
+        for name in self.plan.configure:
+            require(name)
+        options = dict(self.plan.configure)
+        self._config = {name: options.pop(name) for name in self.plan.configure if is_in_config(name)}
         stages_given = self._stages[0] if kind.stages_per_rank == 1 else self._stages
         parts = plan.microbatches
         self.facts: dict[str, Any] = {
@@ -253,9 +276,16 @@ class Pipeline:
             "least_idle_share": self.plan.least_bubble(size, parts),
         }
         with named_refusal(f"PipelinePlan.schedule {self.plan.schedule!r} with microbatches={parts}"):
-            self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=partial(self._timed, loss, "loss"))
+            timed_loss = partial(self._timed, loss, "loss")
+            with self._configured():
+                self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=timed_loss, **options)
         vote_on_fake_group(self._schedule, group, context.device)
         self._spans: list[StageWork] | None = None
+
+    def _configured(self) -> contextlib.AbstractContextManager[Any]:
+        if not self._config:
+            return contextlib.nullcontext()
+        return importlib.import_module(CONFIG).patch(**self._config)  # type: ignore[no-any-return]
 
     def run(self, batch: Any) -> torch.Tensor | None:
         """Run forward and backward on a rank's part of the batch; return the loss on the last stage's rank, else None.
@@ -268,7 +298,8 @@ class Pipeline:
         arguments = inputs if any(stage.is_first for stage in self._stages) else ()
         kwargs = {"target": targets, "losses": losses} if is_last else {}
         try:
-            self._schedule.step(*arguments, **kwargs, return_outputs=False)
+            with self._configured():
+                self._schedule.step(*arguments, **kwargs, return_outputs=False)
         except Exception as error:
             forget_step(self._schedule)
             # torch wraps errors of a stage in a sentence about its arguments.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from distbench.plans.batch import Batch
 from distbench.plans.fsdp import is_function, policies_of, present, setter_arguments
@@ -23,13 +24,14 @@ from distbench.plans.module_patterns import (
     tp_patterns,
 )
 from distbench.plans.parallelize import known_backends
-from distbench.plans.pipeline import check_split, num_layers, stage_of
+from distbench.plans.pipeline import check_split, is_in_config, num_layers, schedule_parameters, stage_of
 from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
 from distbench.spec.printable_text import count_text, listed
+from distbench.torch_private import needs_newer
 
 # The largest number of sizes, and of names, in a message.
 LARGEST_SIZE, MAX_NAMED = 64, 12
@@ -41,6 +43,12 @@ SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
 # Styles that torch lacks, or that leave plain parameters among the DTensors of one mesh.
 NOT_ON_SPMD_MESH = ("gather_extension", "whole", "ignored", "unit_mesh_dims")
+# Parameters of DistributedDataParallel that other fields set, or that torch's `replicate` does not pass on.
+DDP_FIELDS = {
+    **{name: f"DdpPlan.{name}" for name in ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph")},
+    **{"find_unused_parameters": "DdpPlan.find_unused_parameters", "module": "ParallelPlan.ddp"},
+    **dict.fromkeys(("process_group", "device_mesh", "device_ids", "output_device", "dim"), "DdpPlan.mesh_dims"),
+}
 
 
 @dataclass(frozen=True)
@@ -268,14 +276,19 @@ def _setters(fsdp: FsdpPlan) -> Iterator[str]:
     setters = {name: method for name, method in vars(FSDPModule).items() if name.startswith("set_")}
     for name, value in fsdp.configure.items():
         if name not in setters:
-            missing = f"FSDPModule of torch {torch.__version__} has no setter {name!r}"
-            yield f"FsdpPlan.configure: {missing}; use {', '.join(setters)}"
+            yield from _unknown_option("FsdpPlan.configure", name, setters)
         elif not is_function(value):
             signature, (args, kwargs) = inspect.signature(setters[name]), setter_arguments(value)
             try:
                 signature.bind(None, *args, **kwargs)
             except TypeError as error:
                 yield f"FsdpPlan.configure[{name!r}]: {error}; torch's {name} accepts {signature}"
+
+
+def _unknown_option(where: str, name: str, allowed: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence; none for an option of a newer torch, whose cases are unsupported."""
+    if not needs_newer(name):
+        yield f"{where}: torch {torch.__version__} has no option {name!r}; use {', '.join(allowed)}"
 
 
 def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
@@ -291,6 +304,12 @@ def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         yield f"ddp averages plain parameters, but tp, ep and shard_params make DTensors; {instead}"
     if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is not a valid bucket size; use more than 0"
+    if others := [name for name in ddp.configure if name in DDP_FIELDS]:
+        yield f"DdpPlan.configure has {others[0]!r}; use the field of the plan, {DDP_FIELDS[others[0]]}"
+    allowed = sorted(set(inspect.signature(DistributedDataParallel).parameters) - set(DDP_FIELDS))
+    for name in ddp.configure:
+        if name not in (*allowed, *others):
+            yield from _unknown_option("DdpPlan.configure", name, allowed)
     if ddp.static_graph and not ddp.sync_each_microbatch and plan.microbatches > 1:
         yield "static_graph needs the first backward, which sync_each_microbatch=False skips; leave one of them out"
     modules = matching_modules(ddp.ignored, model).values()
@@ -344,6 +363,10 @@ def _pipeline_problems(model: nn.Module, plan: ParallelPlan, context: RankContex
     for mesh_dim in pipeline.activation_shards:
         if mesh_dim not in (*context.mesh_dims, *plan.tp_dims):
             yield f"activation_shards names mesh dim {mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
+    parameters = schedule_parameters(pipeline.schedule)
+    for name in pipeline.configure:
+        if name not in parameters and not is_in_config(name):
+            yield from _unknown_option("PipelinePlan.configure", name, parameters)
     if not problems:
         yield from _split(model, pipeline, size)
 

@@ -514,7 +514,7 @@ class UserStep(TrainingStep):
         calls: list[list[ObservedCall]] = []  # by rank
         period = None
         while period is None and len(calls) < MOST_CALLS:
-            calls.append(self._shared(observed_call(self._call)))
+            calls.append(self._context.gather(observed_call(self._call)))
             self._require_alike(calls[-1])
             period = period_of([tuple(call) for call in calls])
             if period and torch_optimizers(self.optimizer) and not any(call[0].stepped_ids for call in calls[-period:]):
@@ -534,7 +534,7 @@ class UserStep(TrainingStep):
                 "that each sample has a whole period"
             )
         while len(calls) % given:
-            calls.append(self._shared(observed_call(self._call)))
+            calls.append(self._context.gather(observed_call(self._call)))
         self._calls = tuple(
             tuple(
                 Phase(of_ranks[0].name, any(phase.has_operators for phase in of_ranks))
@@ -542,12 +542,6 @@ class UserStep(TrainingStep):
             )
             for by_rank in calls[-given:]
         )
-
-    def _shared(self, own: ObservedCall) -> list[ObservedCall]:
-        """Return every rank's observed call; on a fake process group, only this rank's."""
-        if "fake" in torch.distributed.get_backend(self._context.control):
-            return [own]
-        return self._context.gather(own)
 
     def _require_alike(self, calls: list[ObservedCall]) -> None:
         odd = next((rank for rank, call in enumerate(calls) if call.names != calls[0].names), None)

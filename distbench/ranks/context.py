@@ -75,9 +75,16 @@ class RankContext:
         dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
         return ends_within(self.device, GROUP_WORKS_S) and ones.item() == self.size(mesh_dim)
 
+    @property
+    def is_fake(self) -> bool:
+        """Whether this rank is alone, on a process group that does not communicate."""
+        return "fake" in dist.get_backend(self.control)
+
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value on every rank, in rank order. Do not call this inside timed iterations."""
-        return gather_objects(self.control, value)
+        """Return every rank's value on every rank, in rank order; on a fake process group, only this rank's value. Do
+        not call this inside timed iterations.
+        """
+        return [value] if self.is_fake else gather_objects(self.control, value)
 
 
 def gather_objects(group: dist.ProcessGroup, value: Any) -> list[Any]:

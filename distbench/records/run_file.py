@@ -150,6 +150,7 @@ Counters = defstruct(
         *optional(Amount, "loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"),
         *optional(Bytes, "peak_bytes", "predicted_peak_bytes", "baseline_bytes", "cache_bytes"),
         *optional(dict[str, Bytes], "peak_by_kind"),
+        *optional(dict[str, list[Amount]], "per_rank"),
         # (kind of tensor, owner, bytes).
         *optional(list[tuple[str, str, Bytes]], "alive"),
         # Of a pipeline.
@@ -525,7 +526,7 @@ class Case:
     """One case to measure. `params` are columns of a report."""
 
     id: str  # stable join key, such as kind/dtype[shape]/operation/mesh
-    kind: str  # "collective", "redistribute", "calibrate", "operator", "compute", "step" or "call"
+    kind: str  # "collective", "redistribute", "calibrate", "operator", "compute", "step", "checkpoint" or "call"
     params: Record = field(default_factory=dict)
 
 

@@ -1,6 +1,6 @@
 """Operators on DTensors, with their redistributions by each planner, and users' calls."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -134,8 +134,20 @@ def _call_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
         ("samples", lambda row: whole_text(row["num_samples"])),
         ("<stopped by", lambda row: word_text(row["stop_reason"])),
     )
+    counters = {case["case"]["id"]: case.get("counters") or {} for case in reported.run.cases}
+    per_rank = {row["id"]: counters[row["id"]].get("per_rank") or {} for row in rows}
+    names = list(dict.fromkeys(name for of_ranks in per_rank.values() for name in of_ranks))
+    imbalances: TableColumns = [(name, partial(_imbalance_text, per_rank, name)) for name in names]
+    notes = p95_notes(rows)
+    if names:
+        notes = [f"{', '.join(names)}: the largest rank's over the mean of all ranks", *notes]
     optional = ("stopped by", "samples", "ranks", "p95", spread)
-    return [capped(table_of("calls", columns, rows, p95_notes(rows), (), optional), MAX_ROWS)]
+    return [capped(table_of("calls", (*columns[:1], *imbalances, *columns[1:]), rows, notes, (), optional), MAX_ROWS)]
+
+
+def _imbalance_text(per_rank: Mapping[str, Mapping[str, Sequence[float]]], name: str, row: Row) -> str:
+    of_ranks = per_rank[row["id"]].get(name)
+    return f"{max(of_ranks) * len(of_ranks) / sum(of_ranks):.3f}x" if of_ranks and sum(of_ranks) else NOTHING
 
 
 USER_CALLS = Section(_call_headline, _call_tables)

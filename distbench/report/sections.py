@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distbench.judge.links_text import link_figures, link_lines, link_tables
 from distbench.records.run_file import STATUSES, Run
-from distbench.report import calibrations, collectives, operators, redistributions, steps, trace_tables
+from distbench.report import calibrations, checkpoints, collectives, operators, redistributions, steps, trace_tables
 from distbench.report.headline import NOT_OK, SKIPPED, UNDECIDED, Outcome, outcome_of, side_of, status_of
 from distbench.report.planner_report import code_blocks, laboratory_figures, story, verdict_lines
 from distbench.report.planner_study import Study, studies_of
@@ -41,6 +41,7 @@ SECTIONS = (
     operators.SECTION,
     steps.TRAINING_STEPS,
     steps.FORWARD_PASSES,
+    checkpoints.SECTION,
     operators.USER_CALLS,
     redistributions.SECTION,
     LINKS,

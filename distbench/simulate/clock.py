@@ -4,7 +4,8 @@ per communicator, and one per direction of copies between host and device.
 The host issues work in order, and waits at synchronizations. Work on a stream starts when the host has issued it, when
 the stream's earlier work has ended, and when the events that the stream waits for have happened; NCCL runs the
 collectives of a communicator one after another. Operators and collectives that run at the same time slow each other
-down, by the hardware file's `overlap_slowdown`.
+down, by the hardware file's `overlap_slowdown`. Collectives of several communicators of the same ranks share the links:
+while two of them run, each has half of the bandwidth.
 
 The ranks of a pipeline are replayed together: a message starts when both ranks are ready. Each rank is a generator that
 pauses while the other rank's time is unknown, so ranks continue in the order of their messages.
@@ -29,6 +30,7 @@ from distbench.simulate.recording import (
     HostWaited,
     Operator,
     Recording,
+    Touched,
 )
 from distbench.spec.errors import UserError
 from distbench.spec.time_spans import Cover, union
@@ -142,7 +144,8 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
             )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
     alone = _replay_all(recordings, hardware, {})
-    if not hardware["overlap_slowdown"]:
+    shares_links = any(event.communicator for of_rank in recordings for event in of_rank.collectives)
+    if not hardware["overlap_slowdown"] and not shares_links:
         return alone
     # The share of each event that overlaps is that of a step without slowdown.
     slower = {
@@ -153,15 +156,35 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
 
 
 def _overlap_factors(timed: TimedStep, slowdown: float) -> list[float]:
-    """Return the factor of each span: 1 + `slowdown` for operators during collectives, and for the reverse."""
+    """Return the factor of each span: 1 + `slowdown` for operators during collectives, and for the reverse; 1 more for
+    a collective during collectives of other communicators of its ranks."""
     computing = Cover(computing_of(timed))
     communicating = Cover(union((span.start_s, span.end_s) for span in timed.spans if _communicates(span)))
+    queues: dict[Touched, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for span in timed.spans:
+        if isinstance(span.what, Collective) and span.what.peer is None:
+            queues[_ranks(span.what)][span.what.communicator].append((span.start_s, span.end_s))
+    rivals = {
+        (ranks, number): Cover(union(itertools.chain(*(spans for other, spans in of.items() if other != number))))
+        for ranks, of in queues.items()
+        if len(of) > 1
+        for number in of
+    }
     factors = []
     for span in timed.spans:
         others = computing if _communicates(span) else communicating if _computes(span) else None
         overlapped_s = others.seconds((span.start_s, span.end_s)) if others else 0.0
-        factors.append(1 + slowdown * overlapped_s / (span.end_s - span.start_s) if overlapped_s else 1.0)
+        factor = 1 + slowdown * overlapped_s / (span.end_s - span.start_s) if overlapped_s else 1.0
+        if isinstance(span.what, Collective):
+            rival = rivals.get((_ranks(span.what), span.what.communicator))
+            shared_s = rival.seconds((span.start_s, span.end_s)) if rival else 0.0
+            factor += shared_s / (span.end_s - span.start_s) if shared_s else 0.0
+        factors.append(factor)
     return factors
+
+
+def _ranks(collective: Collective) -> Touched:
+    return tuple(map(tuple, collective.ranks))
 
 
 def _replay_all(
@@ -238,7 +261,7 @@ def _replay(
             spans += passed
             streams[event.stream] = max(span.end_s for span in passed)
         elif isinstance(event, Collective):
-            group = tuple(map(tuple, event.ranks))
+            group = (_ranks(event), event.communicator)
             now, host = now + host_s, host + host_s
             start = max(streams[event.stream], queues[group], now + launch_s)
             duration = collective_s(event, hardware) * (slower[len(spans)] if slower else 1.0)

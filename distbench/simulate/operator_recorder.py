@@ -508,6 +508,7 @@ class Recorder:
         self._filled: set[int] = set()
         self._is_metadata = False
         self._of_groups: dict[tuple[int, ...], SimStream] = {}
+        self._groups: dict[tuple[int, ...], list[str]] = {}  # ranks to the names of their groups, in order of use
         self._pending: dict[int, SimEvent] = {}
         self._owners: dict[int, str] = {}
         self.reducers = ReducersOnHost(self.use)
@@ -649,13 +650,16 @@ class Recorder:
             self._see(tensor)
         if call is None or communication is None or not tensors:
             return out
-        issued = _collective(communication, STREAMS.current, call.ranks)
+        groups = self._groups.setdefault(call.ranks, [])
+        groups += [] if call.group in groups else [call.group]
+        communicator = groups.index(call.group)
+        issued = _collective(communication, STREAMS.current, call.ranks)._replace(communicator=communicator)
         if func.namespace == "c10d" and not is_async(func, args, kwargs):
             self.events.append(issued)  # FSDP2 issues its collectives on its own streams
         else:
             # As in NCCL, the collective runs on a stream of the communicator, after earlier collectives; users of the
             # result wait.
-            stream = self._of_groups.setdefault(call.ranks, SimStream())
+            stream = self._of_groups.setdefault((*call.ranks, -1 - communicator), SimStream())
             stream.wait_stream(STREAMS.current)
             self.events.append(issued._replace(stream=stream.number))
             self._pending.update(dict.fromkeys(map(_key, outputs), stream.record_event()))

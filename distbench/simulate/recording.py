@@ -9,6 +9,7 @@ History of recording_version; a reader of version N also reads all older version
     2: more ranks than rank 0, each with its own head and `rank`; `case_id` and `params`; a collective's `op`.
     3: pipelines: `pipeline` of the head; messages, which are collectives with a `peer` and a `batch`.
     4: copies between host and device, and operators on the host.
+    5: several communicators of the same ranks.
 """
 
 import json
@@ -29,7 +30,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown, write_whole
 from distbench.spec.json_decoder import Amount, Count, Name, Size, among, decode
 
-VERSION = 4
+VERSION = 5
 TIMEOUT_S = 1800.0
 MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
 MAX_WORLD_SIZE = 65_536  # as for --mesh
@@ -149,6 +150,7 @@ class Collective(NamedTuple):
             is the nth message that the peer receives from this rank.
         batch: for a message, number of its batch; a rank's messages of one batch are consecutive, and start and end
             together.
+        communicator: number of the collective's communicator among those of the same ranks, in the order of first use.
     """
 
     stream: Count
@@ -167,6 +169,7 @@ class Collective(NamedTuple):
     op: str = ""
     peer: Count | None = None
     batch: Count = 0
+    communicator: Count = 0
 
 
 class EventRecorded(NamedTuple):

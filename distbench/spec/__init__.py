@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from distbench.spec.scenario import (
         Calibration,
+        Checkpoints,
         Collectives,
         DTensorOperator,
         Laboratory,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibration",
+    "Checkpoints",
     "Collectives",
     "CompilePlan",
     "CpPlan",
@@ -102,8 +104,8 @@ import_when_asked(
             "ShardParam",
         ),
         "scenario": (
-            *("Calibration", "Collectives", "DTensorOperator", "Laboratory", "Links", "Redistributions", "Scenario"),
-            *("placement_pairs", "scenario", "wrap"),
+            *("Calibration", "Checkpoints", "Collectives", "DTensorOperator", "Laboratory", "Links"),
+            *("Redistributions", "Scenario", "placement_pairs", "scenario", "wrap"),
         ),
     },
 )

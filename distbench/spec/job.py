@@ -277,6 +277,8 @@ KNOBS: Mapping[str, Knob] = {
     "plan.load_balance": Knob(True, (True, False), "cp"),
     "plan.mixed_precision": Knob("bf16", ("none", "bf16"), "fsdp"),
     "plan.prefetch": Knob(2, needs="fsdp"),
+    "plan.reduce_scatter_group": Knob("own", ("shared", "own"), "fsdp"),
+    "plan.reduce_scatter_buffers": Knob(2, needs="fsdp"),
     "plan.compile": Knob("inductor", ("none", "eager", "aot_eager", "inductor")),
 }
 
@@ -311,13 +313,13 @@ def brief_mesh(mesh: Mapping[str, int]) -> str:
     return "x".join(f"{name}{size}" for name, size in kept.items())
 
 
-def parse_brief_mesh(text: str) -> Mesh:
-    """Return the mesh from a text of `brief_mesh`. Raise UserError for any other text."""
+def parse_brief_mesh(text: str, option: str = f"--set {MESH}") -> Mesh:
+    """Return the mesh from a text of `brief_mesh`. Raise UserError, which names the option, for any other text."""
     mesh: Mesh = {}
     for part in str(text).split("x"):
         match = _MESH_PART.fullmatch(part)
         if match is None or match[1] in mesh:
-            raise UserError(f"--set {MESH}={text} is not a mesh; write for example {MESH}=dp_shard2xtp2")
+            raise UserError(f"{option}={text} is not a mesh; write for example {option}=dp_shard2xtp2")
         mesh[match[1]] = mesh_dim_size(match[2], part)
     check_mesh_dims(mesh)
     return mesh
@@ -329,12 +331,19 @@ def mesh_of(variant: Mapping[str, Any], mesh: Mapping[str, int]) -> Mesh:
     Raises:
         UserError: the number of ranks of `plan.mesh` differs from the number of `mesh`.
     """
-    if MESH not in variant:
-        return dict(mesh)
-    own_mesh = parse_brief_mesh(variant[MESH])
+    return mesh_on(variant[MESH], mesh) if MESH in variant else dict(mesh)
+
+
+def mesh_on(text: str, mesh: Mapping[str, int], option: str = f"--set {MESH}") -> Mesh:
+    """Return the mesh from a text of `brief_mesh`, extended by the other mesh dims of `mesh` with size 1.
+
+    Raises:
+        UserError: the text is not a mesh, or its number of ranks differs from that of `mesh`.
+    """
+    own_mesh = parse_brief_mesh(text, option)
     if mesh_size(own_mesh) != mesh_size(mesh):
         sizes = f"{count_text(mesh_size(own_mesh), 'rank')}, but the launch has {mesh_size(mesh)}"
-        problem = f"--set {MESH}={variant[MESH]} has {sizes}"
+        problem = f"{option}={text} has {sizes}"
         raise UserError(f"{problem}; give meshes of this size, or change --mesh")
     return {**dict.fromkeys(mesh, 1), **own_mesh}
 

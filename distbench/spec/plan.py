@@ -62,6 +62,8 @@ class PipelinePlan(Declared):
             of layers: the first stage also has the modules before the layers, the last stage the modules after them.
         activation_shards: mesh dim to the tensor dim over which its ranks shard activations between stages: {"tp": 1}
             for sequence parallel. If empty, every rank sends whole activations.
+        configure: further parameter of the schedule's class, or of `torch.distributed.config`, to its value:
+            `{"defer_pp_recv": True}`.
     """
 
     schedule: str = "1f1b"
@@ -70,6 +72,7 @@ class PipelinePlan(Declared):
     first_layers: tuple[int, ...] = ()
     split: Callable[[Any, int, int], Any] | None = None
     activation_shards: Mapping[str, int] = field(default_factory=dict)
+    configure: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def stages_of_a_rank(self) -> int:
@@ -211,8 +214,13 @@ class DdpPlan(Declared):
             gradients.
         ignored: glob patterns over module names; gradients of these modules' parameters are not averaged.
         sync_each_microbatch: average gradients after every micro-batch; False averages after the last micro-batch.
+        configure: further parameter of torch's `DistributedDataParallel` to its value: `{"bucket_cap_mb_list": [1,
+            25]}`.
+        comm_hook: `process group -> (state, hook)`, whose hook reduces each bucket instead of an all-reduce: `lambda
+            group: (group, default_hooks.fp16_compress_hook)`. The result must be the mean over the ranks.
     """
 
+    called_with: ClassVar[Mapping[str, tuple[str, ...]]] = {"comm_hook": ("group",)}
     removed_fields: ClassVar[Mapping[str, str]] = {"fuse": "leave out this field; DDP's C++ reducer makes the buckets"}
 
     mesh_dims: tuple[str, ...] = ("dp_replicate",)
@@ -222,6 +230,8 @@ class DdpPlan(Declared):
     find_unused_parameters: bool = False
     ignored: tuple[str, ...] = ()
     sync_each_microbatch: bool = True
+    configure: Mapping[str, Any] = field(default_factory=dict)
+    comm_hook: Callable[[Any], tuple[Any, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "b
 FURTHER_OPS = ("scatter", "gather", "send_recv", "all_to_all_v")
 LABORATORY_SUITES = ("pairs", "partials", "shard_orders", "uneven", "flattened", "backward", "strided")
 DTYPES = ("f32", "bf16", "f16", "f64")
+CHECKPOINT_WAYS = ("sync", "async", "async_process")
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,24 @@ class Links(Declared):
 
 
 @dataclass(frozen=True)
+class Checkpoints(Declared):
+    """Saves of the sharded state of model and optimizer to a folder by torch.distributed.checkpoint, and loads of the
+    files.
+
+    Args:
+        ways: names from CHECKPOINT_WAYS: `dcp.save`, `dcp.async_save` in a thread, `dcp.async_save` in a process.
+        load_meshes: meshes of all ranks on which the files are loaded, in addition to the run's mesh, as in
+            `"dp_shard4"` or `"dp_shard2xtp2"`; other mesh dims of the run's mesh have size 1.
+        folder: a new or empty folder that all hosts share; "" for the folder of temporary files. Each case deletes its
+            files.
+    """
+
+    ways: tuple[str, ...] = CHECKPOINT_WAYS
+    load_meshes: tuple[str, ...] = ()
+    folder: str = ""
+
+
+@dataclass(frozen=True)
 class Scenario(Declared):
     """The model, plan, step and cases of one variant of a scenario. Every part is optional.
 
@@ -198,7 +217,9 @@ class Scenario(Declared):
         calibrations: sweeps for the fit of a cost profile.
         operators: operators on DTensors, and the redistributions that each operator needs.
         links: measurements that find slow ranks and links.
-        calls: name to a function `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, which is called on every rank.
+        checkpoints: saves of the step's state to a folder, and loads on other meshes.
+        calls: name to a function `DeviceMesh -> call`, `DeviceMesh -> (call, check)` or `DeviceMesh -> (call, check,
+            numbers)`, which is called on every rank. `numbers` is a dict of this rank's numbers, such as its work.
             `call()` is timed until it returns. `check()` runs once afterwards. `check()` raises for a wrong result, or
             returns None or True for a correct result on this rank, and False or a sentence for a wrong result. Without
             `check`, the result is not checked.
@@ -245,6 +266,7 @@ class Scenario(Declared):
     calibrations: tuple[Calibration, ...] = ()
     operators: tuple[DTensorOperator, ...] = ()
     links: tuple[Links, ...] = ()
+    checkpoints: tuple[Checkpoints, ...] = ()
     calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     plugins: Mapping[str, Any] = field(default_factory=dict)
     compute: int = 0

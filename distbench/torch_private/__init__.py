@@ -33,7 +33,13 @@ from distbench.torch_private.collectives import (
     waited_for,
     written_by,
 )
-from distbench.torch_private.context_parallel import context_parallel, require_kernel, whole_sequence
+from distbench.torch_private.context_parallel import (
+    FlexAttention,
+    context_parallel,
+    flex_attention_over,
+    require_kernel,
+    whole_sequence,
+)
 from distbench.torch_private.fake_tensors import (
     GROUPED_MM,
     NeedsValues,
@@ -95,6 +101,7 @@ from distbench.torch_private.mesh import (
     ranks_by_group_name,
     replicate_by_unit,
     replicate_in_buckets,
+    require_symmetric_memory,
     steps_until_buckets_stay,
     strided_shard,
 )

@@ -46,6 +46,7 @@ class CollectiveCall:
     payload_numel: int  # elements of nccl-tests' size S: the full gathered or scattered buffer, else the input
     peer: int | None = None  # global rank that a message is sent to or received from
     tensor_id: int = 0  # `id` of the first tensor, while that tensor is alive
+    group: str = ""  # torch's name of its group; groups of the same ranks have communicators of their own
 
 
 def kind_of(name: str) -> str:
@@ -224,7 +225,8 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     tensors = tensors_in(next(arguments[name] for name in inputs if name in arguments))
     numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind in OF_EACH_RANK else 1)
     peer = ranks[arguments[PEERS[kind]]] if kind in PEERS else None
-    return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
+    op, first = f"{func.namespace}.{name}", tensors[0]
+    return CollectiveCall(kind, op, ranks, first.dtype, numel, peer, id(first), group.group_name)
 
 
 def is_async(func: Any, args: Any, kwargs: Any) -> bool:

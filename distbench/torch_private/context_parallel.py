@@ -1,11 +1,13 @@
 """Context parallel: torch's on CUDA; on CPU torch's ring template around the CPU flash kernel; and Ulysses."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -139,6 +141,74 @@ def require_kernel(kernel: str | None, device_type: str) -> None:
     """Raise `Skipped` if a device has no ring attention with this kernel; a CPU has only the flash kernel."""
     if kernel not in (None, "flash") and device_type == "cpu":
         raise Skipped(f"a CPU has no context parallel with kernel {kernel!r}, only the flash kernel; use --device cuda")
+
+
+@dataclass(frozen=True)
+class FlexAttention:
+    """FlexAttention with queries of a rank's part of the sequence and all keys.
+
+    Args:
+        call: computes the output of this rank's queries.
+        whole: gathers an output along the sequence, in its original order.
+        positions: the positions in the sequence of each rank's queries, (ranks, queries per rank).
+    """
+
+    call: Callable[[], torch.Tensor]
+    whole: Callable[[torch.Tensor], torch.Tensor]
+    positions: torch.Tensor
+
+
+def flex_attention_over(
+    mesh: DeviceMesh,
+    tensors: Sequence[torch.Tensor],
+    mask_mod: Callable[..., torch.Tensor],
+    balancer: str,
+    documents: Sequence[int],
+) -> FlexAttention:
+    """Return torch's FlexAttention under context parallel; keys and values are gathered in each call.
+
+    Args:
+        mesh: 1-D mesh of the context parallel ranks.
+        tensors: query, key and value of the whole sequence, each (batch, heads, sequence, head).
+        mask_mod: FlexAttention's `(batch, head, query, key) -> whether the query attends to the key`.
+        balancer: one of BALANCERS.
+        documents: lengths of the documents of the sequence, for "per_document".
+    """
+    require("FlexAttention under context parallel")
+    from torch.distributed.tensor.experimental._context_parallel import _attention as module
+    from torch.distributed.tensor.experimental._context_parallel import _load_balancer as balancers
+    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    class Attention(nn.Module):
+        def forward(self, query: Any, key: Any, value: Any, block_mask: Any) -> Any:
+            return flex_attention(query, key, value, block_mask=block_mask)
+
+    size, device, length = mesh.size(), tensors[0].device, tensors[0].shape[2]
+    mask = create_block_mask(mask_mod, 1, 1, length, length, device=str(device))
+    balance: Any = {
+        "none": lambda: None,
+        "head_tail": lambda: balancers._HeadTailLoadBalancer(length, size, device),
+        "per_document": lambda: balancers._PerDocumentHeadTailLoadBalancer([list(documents)], size, device),
+        "ptrr": lambda: balancers._PTRRLoadBalancer(mask, size),
+    }[balancer]()
+    options = {**vars(module._cp_options)}
+    try:
+        # torch would compile the function that makes a mask, for several seconds on each rank.
+        with replaced(module, "_compiled_create_block_mask", create_block_mask):
+            buffers = [*tensors, mask]
+            query, key, value, own_mask = module._context_parallel_shard(mesh, buffers, [2] * len(buffers), balance)
+    finally:
+        vars(module._cp_options).update(options)
+    style = module._ContextParallel(seq_dim=2, attention_type=module._ContextParallel.AttentionType.FLEX)
+    attention = parallelize_module(Attention(), mesh, style)
+    order = torch.arange(length)[None] if balance is None else balance._generate_indices().cpu()
+
+    def whole(output: torch.Tensor) -> torch.Tensor:
+        unsharded: list[torch.Tensor] = module.context_parallel_unshard(mesh, [output], [2], balance)
+        return unsharded[0]
+
+    return FlexAttention(lambda: attention(query, key, value, own_mask), whole, order[0].view(size, -1))
 
 
 def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:

@@ -71,18 +71,23 @@ def replicate_by_unit() -> Any:
 def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
     """Return the `options` of `torch.compile` for async TP over a 1-D mesh, whose group gets symmetric memory.
 
-    Raises Skipped if the mesh's devices are not CUDA, because other devices have no symmetric memory.
+    Raises Skipped if the mesh's devices are not CUDA.
     """
-    if mesh.device_type != "cuda":
-        raise Skipped(
-            f"async TP needs symmetric memory, which {mesh.device_type} does not have; use --device cuda, with "
-            "devices that can access the memory of each other"
-        )
+    require_symmetric_memory(mesh.device_type, "async TP")
     require("async TP")
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     enable_symm_mem_for_group(mesh.get_group().group_name)
     return {"_micro_pipeline_tp": True}
+
+
+def require_symmetric_memory(device_type: str, what: str) -> None:
+    """Raise Skipped, which names `what` needs the memory, if devices of a type have no symmetric memory."""
+    if device_type != "cuda":
+        raise Skipped(
+            f"{what} needs symmetric memory, which {device_type} does not have; use --device cuda, with "
+            "devices that can access the memory of each other"
+        )
 
 
 def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

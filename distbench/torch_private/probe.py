@@ -66,7 +66,17 @@ V_SCHEDULES = "schedules with stages in a V, on gloo"
 SHARDED_INDICES = "backward of indexing by a sharded tensor"
 ZERO_FILLS = "redistribution from Shard to Partial by zero-fill"
 # Features that older versions of torch lack, to the first version with them.
-LOWEST = {SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12), SHARDED_INDICES: (2, 12), ZERO_FILLS: (2, 14)}
+LOWEST = {
+    **{SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12), SHARDED_INDICES: (2, 12), ZERO_FILLS: (2, 14)},
+    # Options that the `configure` fields of plans pass to torch.
+    **dict.fromkeys(("set_symm_mem_for_comm", "batched_grad_copy"), (2, 12)),
+    **dict.fromkeys(("set_separate_reduce_scatter_group", "set_reduce_scatter_max_input_buffers"), (2, 13)),
+    **dict.fromkeys(("set_reduce_scatter_unused_params", "defer_pp_recv"), (2, 13)),
+    **dict.fromkeys(("set_keep_unsharded_storage", "lazy_bucket_allocation", "pipeline_per_edge_p2p"), (2, 15)),
+    **{"pipeline_per_direction_p2p": (2, 14)},  # torch 2.15 calls it pipeline_per_edge_p2p
+    **dict.fromkeys(("max_active_stages", "unshard_lookahead", "defer_reduce_grad_wait"), (2, 15)),
+    **{"max_outstanding_sends": (2, 15)},
+}
 # Features that work around a change of torch in that version; older versions need no workaround.
 NEEDLESS_BEFORE = {STAGES_AGREE: (2, 12)}
 
@@ -212,6 +222,19 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch": (
             "ops.aten._scaled_dot_product_flash_attention_for_cpu",
             "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
+        ),
+    },
+    "FlexAttention under context parallel": {
+        CP: (
+            "_context_parallel_shard(mesh, buffers, seq_dims, load_balancer)",
+            "_ContextParallel(seq_dim, attention_type)",
+            "context_parallel_unshard(mesh, buffers, seq_dims, load_balancer)",
+            "_compiled_create_block_mask",
+        ),
+        CP.replace("._attention", "._load_balancer"): (
+            "_HeadTailLoadBalancer(seq_length, world_size, device)",
+            "_PerDocumentHeadTailLoadBalancer(seq_length_per_doc, world_size, device)",
+            "_PTRRLoadBalancer(block_mask, world_size)",
         ),
     },
     "composable DDP": {REPLICATE: ("replicate(module, ignored_modules)", "DDP")},

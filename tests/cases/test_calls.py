@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from conftest import ROOT
 
 from distbench.cases.user_call import call_cases, scenario_of_call
 from distbench.ranks.case_protocol import OpenedCase
@@ -15,6 +18,7 @@ from distbench.records.run_file import Run
 from distbench.report.operators import USER_CALLS
 from distbench.report.section_protocol import ReportedRun
 from distbench.spec import Scenario, UserError
+from distbench.spec.versions import release
 from distbench.worker.rank_session import load_scenario
 
 PLACE: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("dp_shard", "tp"), mesh_shape=(2, 2))
@@ -106,6 +110,59 @@ def test_the_report_shows_calls_that_are_ok() -> None:
     (table,) = USER_CALLS.tables(ReportedRun(run, frame_of([run])), True)
     (row,) = table.rows
     assert (row[0], row[1], row[2].split(), row[5]) == ("gather/tp=2", "2", ["2.00", "ms"], "3")
+
+
+def test_a_calls_numbers_are_shown_as_the_largest_ranks_over_the_mean() -> None:
+    numbers = [{"work": work} for work in (1.0, 1.0, 2.0, 4.0)]
+    four: Any = SimpleNamespace(**vars(PLACE), gather=lambda own: numbers)
+    make = partial(lambda mesh: (nothing, None, {"work": 1}))
+    (case_spec,) = call_cases(Scenario(calls={"mine": make}), "mine", four)
+    with case_spec.open() as opened_case:
+        counters = opened_case.fields["counters"]
+    assert counters["per_rank"] == {"work": [1.0, 1.0, 2.0, 4.0]}
+    case = {"id": "call/mine/tp=4", "kind": "call", "params": {"call": "mine"}}
+    row = {"type": "case", "case": case, "status": "ok", "samples_s": [0.001], "counters": counters}
+    header = {"type": "run", "schema_version": 1, "run_id": "x", "job": {}, "environment": {}}
+    run = Run(Path("x.jsonl"), header, [row], None, [])
+    (table,) = USER_CALLS.tables(ReportedRun(run, frame_of([run])), True)
+    assert table.rows[0][1] == "2.000x" and "over the mean of all ranks" in table.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("balancer", "documents", "pairs"),
+    [
+        # A rank's queries of one document see 512.5, 1536.5, 2560.5 and 3584.5 keys in the mean; all see 2048.5.
+        ("none", [4096], 3584.5 / 2048.5),
+        ("head_tail", [4096], 1.0),
+        # torch 2.13 orders chunks document by document: ranks 0 and 1 share the first document, rank 2 has the second,
+        # rank 3 the others.
+        pytest.param(
+            *("per_document", [2048, 1024, 512, 512], 2049 * 4 / (2049 + 2049 + 1025 + 513)),
+            marks=pytest.mark.skipif(release(torch.__version__) > (2, 13), reason="torch 2.14 changed this balancer"),
+        ),
+        ("none", [1024] * 4, 1.0),
+        # Chunks of 512 with 256.5, 768.5, 1280.5, 1792.5, 256.5, 768.5, 256.5, 256.5 keys: 0 and 7, 1 and 6, 2 and 5, 3
+        # and 4.
+        ("head_tail", [2048, 1024, 512, 512], 2049 * 4 / (513 + 1025 + 2049 + 2049)),
+    ],
+)
+def test_work_per_rank_of_packed_documents_is_exact(balancer: str, documents: list[int], pairs: float) -> None:
+    """Without ranks: torch's order of the sequence, and the pairs of each rank's part of it."""
+    from torch.distributed.tensor.experimental._context_parallel import _load_balancer as balancers
+
+    module = load_scenario(ROOT / "scenarios" / "cp_documents.py", "work_of")
+    order: Any = {
+        "none": lambda: torch.arange(4096)[None],
+        "head_tail": balancers._HeadTailLoadBalancer(4096, 4, "cpu")._generate_indices,
+        "per_document": balancers._PerDocumentHeadTailLoadBalancer([documents], 4, "cpu")._generate_indices,
+    }[balancer]()
+    begins = torch.repeat_interleave(
+        torch.tensor([sum(documents[:place]) for place in range(len(documents))]), torch.tensor(documents)
+    )
+    work = [module(part, begins) for part in order.view(4, -1)]  # type: ignore[call-arg,arg-type]
+    of_ranks = [of_rank["pairs"] for of_rank in work]  # type: ignore[index]
+    assert sum(of_ranks) == sum(length * (length + 1) / 2 for length in documents)
+    assert max(of_ranks) / (sum(of_ranks) / 4) == pytest.approx(pairs, rel=1e-9)
 
 
 def test_a_file_in_a_package_may_import_its_neighbours_either_way(

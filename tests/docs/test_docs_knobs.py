@@ -29,33 +29,38 @@ from distbench.spec.mesh import parse_mesh
 from distbench.spec.plan import ATTENTION_KERNELS
 from distbench.spec.scenario import Scenario
 from distbench.spec.versions import OLDEST, release
+from distbench.torch_private.probe import LOWEST
 
 ENTRIES = {entry.name: entry for entry in list_entries()}
 PLANS = (ParallelPlan, DdpPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim, PipelinePlan)
 # Values of parameters that are no axes, as a header lists those.
-OTHER_VALUES = {
+FURTHER_KNOBS = ("own_group", "two_buffers", "unused_zeros", "sum", "group_memory", "symm_mem")
+OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "kernel": ATTENTION_KERNELS,
     "causal": (True, False),
     "bf16": (True, False),
     "async_tp": (True, False),
+    "knob": (*FURTHER_KNOBS, "bucket_list", "fp16_hook"),
+    "defer_recv": (True, False),
+    **{name: KNOBS[name].values for name in ("plan.reduce_scatter_group",)},
     "checkpoint": ("selective",),
     "inside": ("fsdp", "tp"),
     "plan.compile": KNOBS["plan.compile"].values,
 }
 
 
-TEXT = (ROOT / "docs" / "parallelism-options.md").read_text()
+TABLE = (ROOT / "docs" / "parallelism-options.md").read_text().partition("\n## ")[0]
 
 
 def shown() -> list[tuple[str, str, str, str]]:
     """Return (option, fields, scenario, its values and mesh) of each row of the table of options."""
-    rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in re.findall(r"^\| .*", TEXT, re.M)[1:]]
+    rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in re.findall(r"^\| .*", TABLE, re.M)[1:]]
     return [(option, fields, *re.match(r"`(\w+)` ?(.*)", by).groups()) for option, fields, by in rows]  # type: ignore[union-attr,misc]
 
 
 ROWS = shown()
 TORCH = tomllib.loads((ROOT / "docs" / "torch_options.toml").read_text())
-FIELDS = {f"{plan.__name__}.{field.name}" for plan in PLANS for field in dataclasses.fields(plan)}
+FIELDS = {f"{plan.__name__}.{field.name}" for plan in (*PLANS, Scenario) for field in dataclasses.fields(plan)}
 
 
 def choices(cell: str, entry: Entry) -> dict[str, list[object]]:
@@ -68,7 +73,7 @@ def test_a_knob_names_fields_of_a_plan_and_a_scenario_that_has_such_values(
 ) -> None:
     entry = ENTRIES[scenario]
     for name, given in choices(values, entry).items():
-        assert set(given) <= set(entry.axes.get(name) or OTHER_VALUES[name]), f"{knob}: {name}"
+        assert set(given) <= {*entry.axes.get(name, ()), *OTHER_VALUES.get(name, ())}, f"{knob}: {name}"
     for mesh in re.findall(r"`--mesh ([^`]+)`", values):
         assert set(parse_mesh(mesh)) <= set(entry.mesh)
     named = re.findall(r"`([^`]+)`", fields)
@@ -91,10 +96,12 @@ def test_every_value_of_every_axis_of_a_plan_is_in_the_table(scenario: str) -> N
     for axis, values in entry.axes.items():
         # The three-dimensional plan rotates as attention alone does, in a row of its own.
         if (scenario, axis) != ("llama_3d", "rotate"):
-            assert {value for one in told for value in one.get(axis, [])} == set(values), axis
+            listed = {value for one in told for value in one.get(axis, [])}
+            assert set(values) <= listed <= {*values, *OTHER_VALUES.get(axis, ())}, axis
 
 
 Option = tuple[str, str]
+VERSION_KEYS = {"since": OLDEST, "until": (99, 0)}
 
 
 def public(names: Any) -> set[str]:
@@ -110,6 +117,7 @@ def options_of_torch() -> set[Option]:
     import torch.distributed.fsdp._fully_shard as fsdp
     import torch.distributed.tensor.experimental._context_parallel as cp
     import torch.distributed.tensor.parallel as tp
+    from torch.distributed import config
     from torch.distributed.pipelining import PipelineStage, schedules
     from torch.nn.parallel import DistributedDataParallel
 
@@ -129,36 +137,50 @@ def options_of_torch() -> set[Option]:
         "pipeline schedules": set(by_name),
         "parameters of schedules": {name for schedule in by_name.values() for name in parameters(schedule)},
         "PipelineStage": parameters(PipelineStage),
+        "torch.distributed.config": {name for name in vars(config)["_config"] if name.startswith("pipeline_")},
     }
     return {(owner, option) for owner, options in walked.items() for option in options}
 
 
-def documented_options() -> dict[Option, tuple[int, int]]:
-    """Return the first torch version of each option in the two lists; an option is in one of them, once."""
-    since: dict[Option, tuple[int, int]] = {}
+Versions = tuple[tuple[int, int], tuple[int, int]]
+
+
+def documented_options() -> dict[Option, Versions]:
+    """Return the first and last torch version of each option in the two lists; an option is in one of them, once."""
+    since: dict[Option, Versions] = {}
     for row in TORCH["set"] + TORCH["left_out"]:
         assert row["options"] and (row.get("field") or row.get("instead"))
         for option in row["options"]:
             assert (row["torch"], option) not in since
-            since[row["torch"], option] = release(row["since"]) if "since" in row else OLDEST
+            first, last = (release(row[key]) if key in row else other for key, other in VERSION_KEYS.items())
+            since[row["torch"], option] = (first, last)
     return since
 
 
 def differences(version: tuple[int, int]) -> set[Option]:
     """Return what the installed torch has and the lists lack, or the lists state of that version and torch lacks."""
     since = documented_options()
-    return options_of_torch() ^ {option for option, first in since.items() if first <= version}
+    return options_of_torch() ^ {option for option, (first, last) in since.items() if first <= version <= last}
 
 
 def test_torch_has_just_the_options_that_the_lists_state_for_its_version() -> None:
     assert not differences(release(torch.__version__))
 
 
+def test_options_of_newer_torches_are_unsupported_below_the_version_that_the_list_states() -> None:
+    stated = {
+        option: release(row["since"])
+        for row in TORCH["set"]
+        if ".configure" in row["field"] and "since" in row
+        for option in row["options"]
+    }
+    assert len(stated) > 10 and {option: LOWEST.get(option) for option in stated} == stated
+
+
 def test_fields_that_set_torchs_options_exist() -> None:
-    known = FIELDS | {f"Scenario.{field.name}" for field in dataclasses.fields(Scenario)}
     for row in TORCH["set"]:
         named = re.findall(r"`([^`]+)`", row["field"])
-        assert named and set(named) <= known, row["options"]
+        assert named and set(named) <= FIELDS, row["options"]
 
 
 def with_parameter(function: Callable[..., Any]) -> Callable[..., Any]:

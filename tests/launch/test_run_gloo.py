@@ -16,14 +16,15 @@ from distbench.records.run_file import AGAIN, Run, read_run
 
 SCENARIOS = ("collectives", "tp_mlp", "cp_attention", "llama_2d", "ddp", "redistribute")
 SCENARIOS += ("dtensor_ops", "llama_inference", "pipeline", "moe_tp", "replicate_tp")
+SCENARIOS += ("state_checkpoint", "cp_documents")
 IN_PASSES = "tp_mlp"
 MIN_SAMPLES, FEWER = (
     5,
-    dict.fromkeys(("redistribute", "dtensor_ops", "llama_2d", *SCENARIOS[-4:], "cp_attention"), 1),
+    dict.fromkeys(("redistribute", "dtensor_ops", "llama_2d", *SCENARIOS[-6:], "cp_attention"), 1),
 )
 # Of scenarios with many variants, those that launches of other tests do not have; and none that is skipped.
 SOME = {"ddp": slice(1, None, 3), "llama_inference": slice(2, 3), "pipeline": slice(1, 2)}
-SOME |= {"moe_tp": slice(5, 7), "replicate_tp": slice(2, None)}
+SOME |= {"moe_tp": slice(5, 7), "replicate_tp": slice(2, None), "cp_documents": slice(1, None, 4)}
 # On a mesh of its own.
 PROMPT = {"phase": "prefill", "sequence_parallel": True, "rotate": "allgather", "plan.mesh": "cp2xtp2"}
 SKIPPED = ({"rotate": "ulysses", "load_balance": True}, {"rotate": "alltoall", "unshard_output": False})
@@ -47,7 +48,7 @@ def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         ]
         variants += [{**job.variants[0], **PROMPT}] if job.scenario == "llama_inference" else []
         # Of the redistributions those to three of the nine targets.
-        chosen = '"->S(0)"' if job.scenario == "redistribute" else ""
+        chosen = {"redistribute": '"->S(0)"', "state_checkpoint": "not async_process"}.get(job.scenario, "")
         jobs.append(replace(job, settings=settings, variants=variants, chosen=chosen))
     outcomes = ranks.launch_all(jobs)
     assert [outcome.exit_code for outcome in outcomes] == [0] * len(jobs), [outcome.message for outcome in outcomes]

@@ -18,9 +18,20 @@ from distbench.plans.parallelize import parallelize
 from distbench.plans.plan_check import grouped, problems, undivided
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
-from distbench.spec import CompilePlan, CpPlan, FsdpPlan, ParallelPlan, Scenario, ShardParam, UserError
+from distbench.spec import (
+    CompilePlan,
+    CpPlan,
+    DdpPlan,
+    FsdpPlan,
+    ParallelPlan,
+    PipelinePlan,
+    Scenario,
+    ShardParam,
+    UserError,
+)
 from distbench.spec.plan import matching
-from distbench.torch_private import divide_factors
+from distbench.spec.versions import release
+from distbench.torch_private import Unsupported, divide_factors
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +147,7 @@ def applied(context: RankContext, plan: ParallelPlan, model: nn.Module) -> None:
         ),
         (
             {"configure": {"set_reshard_after_forward": "yes"}},
-            "configure.'set_reshard_after_forward'.: torch rejects 0, a Linear .*should be a bool",
+            "configure.'set_reshard_after_forward'.: torch rejects the root, a Sequential .*should be a bool",
         ),
     ],
 )
@@ -171,7 +182,7 @@ def test_a_shared_parameter_of_which_one_holder_is_laid_out_alone_is_refused(
     ("knobs", "words"),
     [
         ({"replicate_dims": ("tp",)}, "shards and replicates over mesh dim 'tp'"),
-        ({"configure": {"set_prefetch": 1}}, "has no setter 'set_prefetch'; use set_"),
+        ({"configure": {"set_prefetch": 1}}, "has no option 'set_prefetch'; use "),
         (
             {"configure": {"set_gradient_divide_factor": {"by": 2}}},
             "configure['set_gradient_divide_factor']: missing a required argument: 'factor'",
@@ -207,6 +218,59 @@ def test_configured_setters_are_called_on_each_unit(context: RankContext) -> Non
     with torch.device("meta"):
         model, _ = parallelize(Model(), ParallelPlan(fsdp=fsdp), context)
     assert asked == ["layers.0", "layers.1", ""] and divide_factors(model) == {2.0}
+
+
+def test_a_setter_that_recurses_is_called_once_or_a_unit_at_a_time(
+    context: RankContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each unit would make a process group for its reductions, and the root would undo units' values."""
+    calls: list[tuple[Any, bool]] = []
+    monkeypatch.setattr(
+        FSDPModule, "set_reshard_after_backward", lambda unit, value, *, recurse=True: calls.append((value, recurse))
+    )
+    for value in (False, lambda name, mesh: name):
+        fsdp = FsdpPlan(("layers.*",), ("dp_shard", "tp"), configure={"set_reshard_after_backward": value})
+        with torch.device("meta"):
+            parallelize(Model(), ParallelPlan(fsdp=fsdp), context)
+    assert calls == [(False, True), ("layers.0", False), ("layers.1", False), ("", False)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (ParallelPlan(ddp=DdpPlan(configure={"bucket_mb": 1})), "DdpPlan.configure: torch"),
+        (
+            ParallelPlan(ddp=DdpPlan(configure={"static_graph": True})),
+            "use the field of the plan, DdpPlan.static_graph",
+        ),
+        (ParallelPlan(pipeline=PipelinePlan(configure={"depth": 1})), "PipelinePlan.configure: torch"),
+    ],
+)
+def test_options_that_torch_lacks_are_named_with_those_that_it_has(
+    context: RankContext, plan: ParallelPlan, words: str
+) -> None:
+    mesh_dim = "dp_replicate" if plan.ddp else "pp"
+    mesh = init_device_mesh("cpu", (8,), mesh_dim_names=(mesh_dim,))
+    texts = found(replace(context, mesh=mesh), replace(plan, microbatches=1), batch=(8, 8))
+    assert any(words in text and ("; use " in text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("plan", "name"),
+    [
+        (ParallelPlan(fsdp=FsdpPlan(configure={"set_keep_unsharded_storage": True})), "set_keep_unsharded_storage"),
+        (ParallelPlan(ddp=DdpPlan(configure={"lazy_bucket_allocation": True})), "lazy_bucket_allocation"),
+    ],
+)
+@pytest.mark.skipif(release(torch.__version__) >= (2, 15), reason="torch 2.15 has these options")
+def test_an_option_of_a_newer_torch_is_unsupported_in_one_sentence(
+    context: RankContext, plan: ParallelPlan, name: str
+) -> None:
+    mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("dp_replicate" if plan.ddp else "dp_shard",))
+    here = replace(context, mesh=mesh)
+    assert found(here, plan, batch=(8, 8)) == []
+    with torch.device("meta"), pytest.raises(Unsupported, match=rf"{name}: needs torch 2.15 or newer, this is"):
+        parallelize(Model(), plan, here)
 
 
 @pytest.mark.parametrize("name", sorted(FsdpPlan.removed_fields))

@@ -12,6 +12,7 @@ from processes import Ranks
 from distbench.launch import JobOutcome, Request, jobs_of
 from distbench.records.run_file import read_run
 from distbench.spec import Job, parse_mesh
+from distbench.torch_private import needs_newer
 
 NUM_LAYERS = 2
 # Each with its choices.
@@ -59,6 +60,8 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """Scenario name to variant to row, all of one launch; the stacks are as low as their plans allow."""
     folder = tmp_path_factory.mktemp("plans")
     jobs = [job_of(name, folder, None, "full", *choices) for name, choices in SCENARIOS.items()]
+    every = tuple({"knob": knob} for knob in (*FURTHER_KNOBS, "symm_mem"))
+    jobs[0] = replace(jobs[0], variants=(*jobs[0].variants, *({**jobs[0].variants[0], **one} for one in every)))
     jobs.append(job_of(COMBINATIONS, folder, "cp=2,tp=2"))
     outcomes = ranks.launch_all(jobs, COMBINED)
     assert {outcome.exit_code for outcome in outcomes} == {0}
@@ -73,6 +76,11 @@ EXACT_KNOBS = ("plain", "keep", "reshard_to_2", "hybrid", "columns", "largest_di
 EXACT_KNOBS += ("prefetch_2", "accumulate", "accumulate_synced", "divide_by_1")
 EXACT_KNOBS += ("all_reduce_once", "keep_over_microbatches", "not_in_backward", "unshard_ahead", "all_reduce_hook")
 EXACT_KNOBS += ("own_all_gather", "own_reduce_scatter", "state_dict")
+# Not in the scenario's axes: on a CPU they communicate as the plain plan does.
+FURTHER_KNOBS = ("sum", "group_memory")
+FURTHER_KNOBS += (
+    () if needs_newer("set_separate_reduce_scatter_group") else ("own_group", "two_buffers", "unused_zeros")
+)
 
 
 NUM_PARAMETERS = (
@@ -80,7 +88,7 @@ NUM_PARAMETERS = (
 )  # embedding and output, in each block seven matrices and two norms, the last norm
 
 
-@pytest.mark.parametrize("knob", EXACT_KNOBS)
+@pytest.mark.parametrize("knob", [*EXACT_KNOBS, *FURTHER_KNOBS])
 def test_an_fsdp_knob_computes_what_one_device_computes(rows: Rows, knob: str) -> None:
     row = rows["fsdp_knobs"][f"knob={knob}"]
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
@@ -105,6 +113,11 @@ def test_a_tolerance_that_the_scenario_names_holds(rows: Rows, knob: str, bound:
 def test_int8_travels_less_precisely_than_bf16(rows: Rows) -> None:
     knobs = rows["fsdp_knobs"]
     assert errors(knobs["knob=gather_int8"])[1] > errors(knobs["knob=gather_bf16"])[1]
+
+
+def test_symmetric_memory_is_skipped_with_its_reason(rows: Rows) -> None:
+    row = rows["fsdp_knobs"]["knob=symm_mem"]
+    assert row["status"] == "skipped" and "set_symm_mem_for_comm needs symmetric memory" in row["error"]
 
 
 def test_a_round_trip_of_the_state_has_its_phases_and_each_rank_saves_its_quarter(rows: Rows) -> None:

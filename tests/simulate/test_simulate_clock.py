@@ -75,6 +75,19 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
     return replay_together([recording], hardware)[0]
 
 
+def test_communicators_of_the_same_ranks_share_the_links_but_not_the_queue() -> None:
+    """Two collectives of 10 s on one communicator end after 10 and 20 s. On two communicators, each at half speed, both
+    end after 20 s; a short one does not wait for the long one that runs already.
+    """
+    long, short = gather(0, 10), gather(1, 10)
+    assert spans(long, short) == [(0, 10), (10, 20)]
+    assert spans(long, short._replace(communicator=1)) == [(0, 20), (0, 20)]
+    brief = gather(1, 2)._replace(communicator=1)
+    assert spans(long, brief) == [(0, 12), (0, 4)]
+    # Other ranks have links of their own here.
+    assert spans(long, brief._replace(communicator=0, ranks=((2, 2),))) == [(0, 10), (0, 2)]
+
+
 def spans(*events: Event, **values: float) -> list[tuple[float, float]]:
     timed = replay_time(run(*events), machine(**values))
     return [(round(span.start_s, 9), round(span.end_s, 9)) for span in timed.spans]
@@ -394,8 +407,8 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
 @pytest.mark.parametrize(
     ("line", "text", "says"),
     [
-        (1, '{"recording_version": 5}', "is newer than this distbench"),
-        (2, '{"recording_version": 5}', "is newer than this distbench"),
+        (1, '{"recording_version": 6}', "is newer than this distbench"),
+        (2, '{"recording_version": 6}', "is newer than this distbench"),
         (1, '{"schema_version": 2}', "is not a recording; write one with distbench simulate SCENARIO --save FILE"),
         (1, '{"recording_version": 1, "scenario": "x"}', "line 1: variant is missing"),
         (2, '{"is": "sleep"}', "line 2: it is not an event of a recording"),
