@@ -120,9 +120,11 @@ def _sizes(mesh: Any, profile: Profile | None) -> dict[str, int]:
 
 def _shape(given: Any) -> tuple[int, ...]:
     # A traced shape has symbolic sizes, which `Problem` rejects.
-    if isinstance(given, Sequence) and all(isinstance(size, (int, torch.SymInt)) for size in given):
-        if all(type(size) is not int or size >= 0 for size in given):
-            return tuple(given)
+    is_valid = isinstance(given, Sequence) and all(
+        isinstance(size, torch.SymInt) or (type(size) is int and size >= 0) for size in given
+    )
+    if is_valid:
+        return tuple(given)
     raise UserError(f"shape {given!r} is not valid; give the sizes of the full tensor, such as (4096, 4096)")
 
 
