@@ -190,6 +190,7 @@ def collective_rows(name: str, profile: Profile) -> Iterator[Row]:
 def spmd_rows(name: str, pairs: list[dict[str, Any]]) -> Iterator[Row]:
     """The library against spmd_types' own calls, on pairs that it accepts and moves rightly."""
     if not pairs:
+        yield f"{name}: spmd_types, library / its own calls, not installed", math.nan, math.inf
         return
     yield f"{name}: spmd_types, wrong values by the library", sum(pair["wrong"]["ours"] for pair in pairs), 0.0
     yield f"{name}: spmd_types, wrong values by its own calls", sum(pair["wrong"]["own"] for pair in pairs), math.inf

@@ -117,7 +117,13 @@ def dtensor_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
         returned = shard_of(full, replicas, mesh.shape, coordinate)
         return both(moved.detach(), local.grad), both(wanted, returned)
 
-    return f"{''.join(texts[0])} -> {''.join(texts[1])} of {shape} {dtype} on {tuple(mesh.shape)}", call
+    return f"{''.join(texts[0])} -> {''.join(texts[1])} of {shape} {dtype} on {where(mesh)}", call
+
+
+def where(mesh: DeviceMesh) -> str:
+    """The mesh of a case."""
+    is_flattened = (mesh.mesh_dim_names or "")[0].startswith("f")
+    return f"{tuple(mesh.shape)}{', flattened too' if is_flattened else ''}"
 
 
 def both(forward: torch.Tensor, backward: torch.Tensor | None) -> torch.Tensor:
@@ -148,7 +154,7 @@ def direct_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
             raise AssertionError(f"{direct.received_numel} elements received, {len(wanted - held)} are lacking")
         return direct(nested_shard(full, source, mesh)), nested_shard(full, target, mesh)
 
-    return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
+    return f"{source} -> {target} of {shape} {dtype} on {where(mesh)}", call
 
 
 def library_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
@@ -168,7 +174,7 @@ def library_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
         moved.backward(wanted)
         return both(summed(moved, target, mesh), local.grad), both(wanted, nested_shard(full, source, mesh))
 
-    return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
+    return f"{source} -> {target} of {shape} {dtype} on {where(mesh)}", call
 
 
 def nested_shard(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
