@@ -249,7 +249,7 @@ def _plan_of_steps(
 ) -> Plan:
     seconds, sent_bytes = sum(step.seconds for step in steps), sum(step.sent_bytes for step in steps)
     route = Route(states, seconds, sent_bytes, sum(step.is_collective for step in steps), peak_bytes)
-    return Plan(planner, route, setting.problem, received_bytes, lambda: steps, text)
+    return Plan(planner, route, setting.problem, received_bytes, partial(tuple, steps), text)
 
 
 def _steps_of_path(setting: Setting, states: tuple[State, ...]) -> tuple[PlannedStep, ...]:
