@@ -106,11 +106,11 @@ show_packages() {
 }
 
 # Prints the names of the shipped scenarios without those of `distbench calibrate` (no table of their own), the planner
-# study (it records errors of torch, so its exit code is never 0), models of real size (too large for a CPU) and links
-# (for clusters). Further words are more tags to leave out.
+# study (it records errors of torch, so its exit code is never 0), models of real size (too large for a CPU), links (for
+# clusters) and scenarios that need packages which distbench does not install. Further words are more tags to leave out.
 shipped() {
     "$python" -m distbench list --format json | "$python" -c \
-        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "links", "real-size", *sys.argv[1:]} & set(row["tags"])]' "$@"
+        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "links", "optional", "real-size", *sys.argv[1:]} & set(row["tags"])]' "$@"
 }
 
 quick_start() {

@@ -42,7 +42,7 @@ def main() -> list[Row]:
     """(name, measured, allowed)."""
     with tempfile.TemporaryDirectory() as folder, two_hosts(MEGABITS_PER_S) as hosts:
         out = Path(KEEP or folder) / "two-hosts.json"
-        asked = json.dumps({"sweeps": list(SWEEPS.items()), "sizes_bytes": SIZES_BYTES})
+        asked = json.dumps({"sweeps": list(SWEEPS.items()), "backward": [], "sizes_bytes": SIZES_BYTES})
         module = ("benchmarks.redistribution_ranks", MESH, str(out), asked)
         processes = []
         for host in hosts:

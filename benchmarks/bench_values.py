@@ -11,6 +11,7 @@ from benchmarks.claims import Claim, Row
 
 RANKS, CASES = 8, 12000
 ANY_ORDER = "ranks in any order"
+TORCHS = ("greedy", "min_cost")
 
 CLAIMS = (
     Claim(
@@ -18,6 +19,12 @@ CLAIMS = (
         "{total:.0f}",
         "0",
         ("wrong *",),
+    ),
+    Claim(
+        "the same by torch's planners, 1,050 each, torch 2.13.0: greedy, min_cost",
+        "{:.0f}, {:.0f}",
+        "no limit",
+        ("by torch: *",),
     ),
     Claim(
         "the same, 2,050 calibrated plans on meshes with ranks in any order: wrong; rejected",
@@ -41,9 +48,14 @@ def main() -> list[Row]:
     for text in found["wrong"]:
         print(f"wrong: {text}", file=sys.stderr)
     num_any_order = found["num_checked"].pop(ANY_ORDER)
+    torchs = [(name, found["num_checked"].pop(name)) for name in TORCHS]
     rows = [
         (f"wrong values of {name}, {count} cases", float(found["num_wrong"].get(name, 0)), 0.0)
         for name, count in sorted(found["num_checked"].items())
+    ]
+    rows += [
+        (f"by torch: wrong or raised by {name}, {count} cases", float(found["num_wrong"].get(name, 0)), math.inf)
+        for name, count in torchs
     ]
     rows.append((f"{ANY_ORDER}: wrong values, {num_any_order} cases", float(found["num_wrong"].get(ANY_ORDER, 0)), 0.0))
     rows.append((f"{ANY_ORDER}: refused", float(found["num_refused"]), math.inf))

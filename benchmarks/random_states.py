@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Sequence
+from itertools import permutations, product
+from typing import Any
 
 from distbench.planning.placement_states import State
 
@@ -24,3 +26,14 @@ def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int, reduce_op
         elif choice > tensor_ndim:
             partials.append((mesh_dim, rng.choice(reduce_ops)))
     return State(mesh_ndim, tuple(map(tuple, orders)), tuple(sorted(partials)))
+
+
+def spmd_shardings(names: Sequence[str]) -> list[Any]:
+    """Every `TensorSharding` of a 2-D tensor: each axis over none or one of its dims, in every order."""
+    import spmd_types as spmd
+
+    found = []
+    for dims in product((None, 0, 1), repeat=len(names)):
+        sharded = [[name for name, dim in zip(names, dims, strict=True) if dim == number] for number in (0, 1)]
+        found += [spmd.TensorSharding(*orders) for orders in product(*(list(permutations(axes)) for axes in sharded))]
+    return found

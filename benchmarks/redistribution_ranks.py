@@ -6,20 +6,33 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
+from benchmarks.random_states import spmd_shardings
+from distbench import redistribute
 from distbench.cases.calibration import calibration_cases, square_of
 from distbench.cases.redistribution import Experiment, planned_pair
-from distbench.planning.cost_profile import Profile, Sample, fit_line
+from distbench.planning.cost_profile import DIRECT, Profile, Sample, fit_line
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import HostClock, calm_scheduler
 from distbench.ranks.measure import Meter, RankGroup
-from distbench.redistribute.expected_shards import Pair
+from distbench.redistribute.expected_shards import (
+    Layout,
+    Pair,
+    dtensor_under,
+    shard_under,
+    tagged,
+    torch_placements,
+)
 from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs
 from distbench.statistics.intervals import median
 from distbench.torch_private import Unsupported
@@ -29,6 +42,10 @@ PLANNERS = ("greedy", "min_cost", "calibrated", "calibrated+native", "direct")
 CALIBRATED_SIZES = (65536, 524288, 4194304, 16777216)
 # Size to (pairs, turns); none of these sizes is calibrated.
 SWEEPS = {262144: (10, 3), 2097152: (10, 3), 8388608: (32, 4), 33554432: (6, 2)}
+# Backward's size to (pairs, turns); the gradients of these pairs must move too.
+BACKWARD = {8388608: (16, 3)}
+# Bytes, pairs and turns of the comparison with spmd_types' own calls.
+SPMD = (8388608, 16, 3)
 SAMPLES_A_TURN, CALIBRATION_SAMPLES, SEED = 3, 7, 20260101
 
 
@@ -57,10 +74,17 @@ def calibrated(context: RankContext, sizes_bytes: tuple[int, ...] = CALIBRATED_S
     return Profile("bench", context.backend, torch.__version__, mesh, lines)
 
 
-def pairs_of(mesh_ndim: int, count: int, size_bytes: int) -> list[tuple[Any, Any]]:
+def pairs_of(mesh_ndim: int, count: int, size_bytes: int, backward: bool = False) -> list[tuple[Any, Any]]:
     """A sample of the ordered pairs in which ranks must communicate, each equally likely, the same on every rank."""
     pairs = [pair for pair in placement_pairs(mesh_ndim) if not is_local(*pair)]
+    if backward:
+        pairs = [(source, target) for source, target in pairs if not is_local(target, returned(source))]
     return random.Random(f"{SEED}/{mesh_ndim}/{size_bytes}").sample(pairs, count)
+
+
+def returned(source: tuple[str, ...]) -> tuple[str, ...]:
+    """The layout of a source's gradient."""
+    return tuple("R" if "P" in placement else placement for placement in source)
 
 
 def is_local(source: tuple[str, ...], target: tuple[str, ...]) -> bool:
@@ -68,9 +92,16 @@ def is_local(source: tuple[str, ...], target: tuple[str, ...]) -> bool:
     return all(before in (after, "R") for before, after in zip(source, target, strict=True))
 
 
-def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, turns: int, context: RankContext) -> Any:
-    """Each planner's path, prediction and samples on one pair; planners with the same path share their samples."""
-    pair = Pair.of("".join(source), "".join(target), square_of(size_bytes, 4, context.mesh.size()))
+def compare(
+    source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, turns: int, context: RankContext, backward: bool
+) -> Any:
+    """Each planner's path, prediction and samples on one pair; planners with the same path share their samples.
+
+    The pair of a backward is the gradient's: from the target to the source, whose Partials are replicas.
+    """
+    shape = square_of(size_bytes, 4, context.mesh.size())
+    forward = Pair.of("".join(source), "".join(target), shape)
+    pair = Pair.of("".join(target), "".join(returned(source)), shape) if backward else forward
     meter, order = meter_of(context, SAMPLES_A_TURN), random.Random(SEED)
     planners: dict[str, Any] = {}
     samples: dict[str, list[float]] = defaultdict(list)
@@ -82,19 +113,86 @@ def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, t
             try:
                 with planned_pair(experiment, context) as planned:
                     key = f"{planned.path} as {'+'.join(planned.executed_as)}"
-                    planners[name] = {"key": key, "predicted_s": planned.predicted_s}
+                    facts = {"predicted_s": planned.predicted_s, "planning_s": planned.planning_s}
+                    planners.setdefault(name, {"key": key, **facts, "path": planned.path})
                     if key not in seen:
-                        estimate_s = meter.warm_up(lambda _, run=planned.call: run())
-                        timed = meter.measure(lambda _, run=planned.call: run(), (), estimate_s)
-                        samples[key] += timed.samples_s
+                        run = planned.call if not backward else backward_of(forward, planner, experiment, context)
+                        estimate_s = meter.warm_up(lambda _, run=run: run())
+                        samples[key] += meter.measure(lambda _, run=run: run(), (), estimate_s).samples_s
                     seen.add(key)
             except Unsupported:
                 continue
-    return {"source": source, "target": target, "size_bytes": size_bytes, "planners": planners, "samples": samples}
+    texts = {"source": "".join(source), "target": "".join(target), "direction": "backward" if backward else "forward"}
+    return {**texts, "shape": shape, "size_bytes": size_bytes, "planners": planners, "samples": samples}
+
+
+def backward_of(forward: Pair, planner: str, experiment: Experiment, context: RankContext) -> Callable[[], Any]:
+    """Autograd's call of a pair's backward, in the context of a planner: DTensor's, or the library's for `direct`."""
+    source, gradient = (
+        dtensor_under(experiment.full, layout, context) for layout in (forward.source, experiment.pair.source)
+    )
+    if planner == DIRECT:
+        source, gradient = source.to_local(), gradient.to_local()
+        states = forward.source.state, forward.target.state
+        plan = redistribute.plan(*states, forward.shape, context.mesh, context.profile, planner=DIRECT)
+        moved: Any = redistribute.execute(source.requires_grad_(), plan)
+    else:
+        moved = source.requires_grad_().redistribute(context.mesh, torch_placements(forward.target))
+    return lambda: torch.autograd.grad(moved, source, gradient, retain_graph=True)
+
+
+def compare_spmd(context: RankContext) -> list[dict[str, Any]]:
+    """spmd_types' own calls and ours on pairs that it accepts: samples, and which of them give wrong values."""
+    import spmd_types as spmd
+
+    size_bytes, count, turns = SPMD
+    shape = square_of(size_bytes, 4, context.mesh.size())
+    full, names, rows = tagged(shape, torch.float32), list(context.mesh_dims), []
+    meter, order = meter_of(context, SAMPLES_A_TURN), random.Random(SEED)
+    pairs = list(permutations(spmd_shardings(names), 2))
+    for source, target in order.sample(pairs, len(pairs)):
+        plan = redistribute.plan(source, target, shape, context.mesh, context.profile)
+        before, after = (Layout.of(str(state), 2) for state in (plan.source, plan.target))
+        # DTensor's placements have no order of axes; spmd_types reads the local tensor only.
+        x, placements = dtensor_under(full, before, context), torch_placements(after)
+
+        def own(x: Any = x, ends: Any = (source, target)) -> Any:
+            return spmd.spmd_redistribute(x, *ends)
+
+        def ours(x: Any = x, plan: Any = plan, placements: Any = placements) -> Any:
+            local: Any = redistribute.execute(x.to_local(), plan)
+            return DTensor.from_local(local, context.mesh, placements, run_check=False)
+
+        try:
+            own_result = own()
+        except (NotImplementedError, ValueError, RuntimeError):
+            continue  # on all ranks
+        ways = {"own": own, "ours": ours}
+        expected, samples = shard_under(full, after, context), defaultdict(list)
+        wrong = {
+            name: context.mesh.size() > sum_over(torch.equal(result.to_local(), expected))
+            for name, result in (("own", own_result), ("ours", ours()))
+        }
+        for _ in range(turns):
+            for name in order.sample(list(ways), len(ways)):
+                estimate_s = meter.warm_up(lambda _, run=ways[name]: run())
+                samples[name] += meter.measure(lambda _, run=ways[name]: run(), (), estimate_s).samples_s
+        ends = {"source": str(plan.source), "target": str(plan.target), "planner": plan.planner}
+        rows.append({**ends, "wrong": wrong, "samples": samples})
+        if len(rows) == count:
+            break
+    return rows
+
+
+def sum_over(is_right: bool) -> int:
+    """The number of ranks on which something is right."""
+    total = torch.tensor(int(is_right))
+    dist.all_reduce(total)
+    return int(total)
 
 
 def main(mesh_text: str, out: Path, asked: Mapping[str, Any]) -> None:
-    """Calibrate and compare; rank 0 writes the rows. `asked`: other `sweeps` and `sizes_bytes` to calibrate."""
+    """Calibrate and compare; rank 0 writes the rows. `asked`: other `sweeps`, `backward` and `sizes_bytes`."""
     sweeps, sizes_bytes = dict(asked.get("sweeps", SWEEPS)), tuple(asked.get("sizes_bytes", CALIBRATED_SIZES))
     mesh = parse_mesh(mesh_text)
     assert math.prod(mesh.values()) == int(os.environ["WORLD_SIZE"])
@@ -103,13 +201,16 @@ def main(mesh_text: str, out: Path, asked: Mapping[str, Any]) -> None:
     with connected_ranks(job) as ranks:
         context = replace(ranks.context, profile=calibrated(ranks.context, sizes_bytes))
         rows = [
-            compare(*pair, size_bytes, turns, context)
-            for size_bytes, (count, turns) in sweeps.items()
-            for pair in pairs_of(len(mesh), count, size_bytes)
+            compare(*pair, size_bytes, turns, context, backward)
+            for backward, sizes in ((False, sweeps), (True, dict(asked.get("backward", BACKWARD))))
+            for size_bytes, (count, turns) in sizes.items()
+            for pair in pairs_of(len(mesh), count, size_bytes, backward)
         ]
+        spmd_rows = compare_spmd(context) if find_spec("spmd_types") and "sweeps" not in asked else []
         if context.rank == 0:
             assert context.profile is not None
             context.profile.save(out.with_suffix(".profile.json"))
+            out.with_suffix(".spmd.json").write_text(json.dumps(spmd_rows))
             out.write_text(json.dumps(rows))
 
 

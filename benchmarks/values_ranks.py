@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
-from benchmarks.bench_values import ANY_ORDER
+from benchmarks.bench_values import ANY_ORDER, TORCHS
 from benchmarks.random_states import random_state
 from distbench import redistribute
 from distbench.planning.cost_profile import Line, Profile
-from distbench.planning.placement_states import State
+from distbench.planning.placement_states import State, parse_state
 from distbench.ranks.device import calm_scheduler
 from distbench.redistribute.direct import DirectRedistribution
 from distbench.redistribute.expected_shards import (
@@ -29,17 +29,26 @@ from distbench.redistribute.expected_shards import (
     torch_placement,
 )
 from distbench.spec import UserError
-from distbench.torch_private import calibrated_planning, native_all_to_all
+from distbench.torch_private import (
+    ZERO_FILLS,
+    OrderedPlacements,
+    OrderedTensor,
+    calibrated_planning,
+    lacks,
+    native_all_to_all,
+    planner,
+)
 
 SEED = 20261121
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2))
 SIDES = (1, 2, 3, 5, 7, 8, 12, 16)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 REDUCE_OPS = ("sum", "avg", "max", "min")
+SUM = "P(sum)"
 # So many pairs in a row under one profile and one way to run all-to-alls, since entering either clears torch's caches.
 BATCH = 50
 REFUSED = "refused"
-ANY_ORDER_BATCHES = 41
+ANY_ORDER_BATCHES, TORCHS_BATCHES = 41, 42
 
 
 def meshes() -> list[DeviceMesh]:
@@ -73,11 +82,18 @@ def parts_of(full: torch.Tensor, op: str, num_parts: int, part: int) -> torch.Te
     return torch.full_like(full, part) if part else full - num_parts * (num_parts - 1) // 2
 
 
-def calibrated_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
-    """(what, call): a random pair, also from Partial, moved by DTensor under the profile that is in force."""
+def dtensor_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
+    """(what, call): a random pair, also from Partial, moved by DTensor's planner that is in force, and back.
+
+    A target keeps a P(sum) of the source, or has one in place of a shard where this torch fills zeros in.
+    """
     shape, op = tuple(rng.choice(SIDES) for _ in range(rng.randint(1, 3))), rng.choice(REDUCE_OPS)
     plain = ["R", *(f"S({dim})" for dim in range(len(shape)))]
     texts = [[rng.choice(plain if side else [*plain, f"P({op})"]) for _ in mesh.shape] for side in range(2)]
+    kept = (SUM, *(plain[1:] if lacks(ZERO_FILLS) is None and op == "sum" else ()))
+    for mesh_dim, before in enumerate(texts[0]):
+        if before in kept and rng.random() < 0.25:
+            texts[1][mesh_dim] = SUM
     dtype = rng.choice(DTYPES)
 
     def call() -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,10 +104,41 @@ def calibrated_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
             if placement.is_partial():
                 num_parts, part = num_parts * size, part * size + index
         local = shard_of(parts_of(full, op, num_parts, part), source, mesh.shape, coordinate).contiguous()
+        if SUM in texts[1]:
+            states = [parse_state("".join(side), len(shape)) for side in texts]
+            moved: Any = OrderedTensor(local, mesh, states[0], full).redistribute(mesh, OrderedPlacements.of(states[1]))
+            return summed(moved, states[1], mesh), nested_shard(full, states[1], mesh)
+        local.requires_grad_()
         dtensor: Any = DTensor.from_local(local, mesh, source, run_check=False, shape=full.shape, stride=full.stride())
-        return dtensor.redistribute(mesh, target).to_local(), shard_of(full, target, mesh.shape, coordinate)
+        moved = dtensor.redistribute(mesh, target).to_local()
+        wanted = shard_of(full, target, mesh.shape, coordinate)
+        moved.backward(wanted.contiguous())
+        replicas = [Replicate() if placement.is_partial() else placement for placement in source]
+        returned = shard_of(full, replicas, mesh.shape, coordinate)
+        return both(moved.detach(), local.grad), both(wanted, returned)
 
-    return f"{''.join(texts[0])} -> {''.join(texts[1])} of {shape} {dtype} on {tuple(mesh.shape)}", call
+    return f"{''.join(texts[0])} -> {''.join(texts[1])} of {shape} {dtype} on {where(mesh)}", call
+
+
+def where(mesh: DeviceMesh) -> str:
+    """The mesh of a case."""
+    is_flattened = (mesh.mesh_dim_names or "")[0].startswith("f")
+    return f"{tuple(mesh.shape)}{', flattened too' if is_flattened else ''}"
+
+
+def both(forward: torch.Tensor, backward: torch.Tensor | None) -> torch.Tensor:
+    """The values of both directions, and the shape of the first."""
+    assert backward is not None
+    sizes = torch.tensor([*forward.shape, *backward.shape], dtype=forward.dtype)
+    return torch.cat((sizes, forward.flatten(), backward.flatten()))
+
+
+def summed(local: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
+    """The shard after the sums that a layout leaves to do."""
+    whole = local.detach().clone(memory_format=torch.contiguous_format)
+    for mesh_dim, _ in state.partials:
+        dist.all_reduce(whole, group=mesh.get_group(mesh_dim))
+    return whole
 
 
 def direct_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
@@ -107,7 +154,7 @@ def direct_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
             raise AssertionError(f"{direct.received_numel} elements received, {len(wanted - held)} are lacking")
         return direct(nested_shard(full, source, mesh)), nested_shard(full, target, mesh)
 
-    return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
+    return f"{source} -> {target} of {shape} {dtype} on {where(mesh)}", call
 
 
 def library_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
@@ -123,15 +170,11 @@ def library_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
         part = part_of(full, placements, tuple(mesh.shape), coordinate)
         local = nested_shard(part, source, mesh).requires_grad_()
         moved: Any = redistribute.execute(local, plan)
-        moved.backward(nested_shard(full, target, mesh))
-        whole = moved.detach().clone()
-        for mesh_dim, _ in target.partials:
-            dist.all_reduce(whole, group=mesh.get_group(mesh_dim))
-        returned, wanted = nested_shard(full, source, mesh), nested_shard(full, target, mesh)
-        both = torch.cat((whole.flatten(), local.grad.flatten())), torch.cat((wanted.flatten(), returned.flatten()))
-        return both
+        wanted = nested_shard(full, target, mesh)
+        moved.backward(wanted)
+        return both(summed(moved, target, mesh), local.grad), both(wanted, nested_shard(full, source, mesh))
 
-    return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
+    return f"{source} -> {target} of {shape} {dtype} on {where(mesh)}", call
 
 
 def nested_shard(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
@@ -166,18 +209,24 @@ def main(num_cases: int, out: Path) -> None:
     num_left = 0
     mine: list[tuple[str, str]] = []
     refused: list[str] = []
-    for number in range(num_cases // BATCH + ANY_ORDER_BATCHES):
+    num_ours = num_cases // BATCH
+    for number in range(num_ours + ANY_ORDER_BATCHES + TORCHS_BATCHES):
         rng, mesh = random.Random(f"{SEED}/{number}"), found[number % len(found)]
         way = ("calibrated", "calibrated+native", "direct", "library")[number % 4]
-        if number >= num_cases // BATCH:
+        if number >= num_ours + ANY_ORDER_BATCHES:
+            # Each mesh by each of torch's planners.
+            way = TORCHS[number // len(found) % len(TORCHS)]
+        elif number >= num_ours:
             way, mesh = ANY_ORDER, mesh_in_any_order(number, rng)
         with contextlib.ExitStack() as stack:
             plans = None
-            if way not in ("direct", "library"):
+            if way in TORCHS:
+                stack.enter_context(planner(way))
+            elif way not in ("direct", "library"):
                 plans = stack.enter_context(calibrated_planning(random_profile(mesh, rng), check_ranks=False))
                 stack.enter_context(native_all_to_all(way.endswith("native")))
             for _ in range(BATCH):
-                what, call = {"direct": direct_case, "library": library_case}.get(way, calibrated_case)(mesh, rng)
+                what, call = {"direct": direct_case, "library": library_case}.get(way, dtensor_case)(mesh, rng)
                 reason = differs(call)
                 checked[way] += 1
                 if way == ANY_ORDER and reason == REFUSED:

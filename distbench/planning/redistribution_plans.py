@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import numpy as np
 from distbench.planning.cost_profile import ALL_TO_ALL, CUT, DIRECT, Line, MeasuredCost, MeshCost, Profile
 from distbench.planning.direct_exchange import Exchange, plan_direct
 from distbench.planning.placement_states import Move, NotHandled, State
-from distbench.planning.search import NoPath, Problem, cheapest_route, priced_steps
-from distbench.spec.placements import OUR_PLANNERS, TORCH_PLANNERS
+from distbench.planning.search import NoPath, Problem, Route, cheapest_route, least_peak_route, priced_steps
+from distbench.spec.errors import UserError
+from distbench.spec.placements import CALIBRATED, OUR_PLANNERS, TORCH_PLANNERS
 
 
 @dataclass(frozen=True)
@@ -108,20 +109,29 @@ class Plan:
     """One planner's plan from the source to the target."""
 
     planner: str  # one of `spec.placements.PLANNERS`
-    path: str  # its layouts, in torch's notation
-    source: State
-    steps: tuple[PlannedStep, ...]
-    received_bytes: int  # of the busiest rank; for a ring collective equal to the bytes sent
-    peak_bytes: int  # the most that a step holds
+    route: Route  # its layouts, predicted seconds and bytes
     problem: Problem  # mesh, shape and item size
+    received_bytes: int  # of the busiest rank; for a ring collective equal to the bytes sent
+    price_steps: Callable[[], tuple[PlannedStep, ...]]
+    text: str = ""  # its layouts in torch's own notation, if torch planned it
     mesh: Any = None  # the DeviceMesh on which the plan can be executed, if any
     plan_backward: "Callable[[], Plan] | None" = None  # plans the gradient's redistribution
     key: str = ""  # in compiled code
 
+    @cached_property
+    def steps(self) -> tuple[PlannedStep, ...]:
+        """The steps, in order; computed on first use, because DTensor's own executor needs the layouts only."""
+        return self.price_steps()
+
+    @property
+    def path(self) -> str:
+        """The layouts, in torch's notation."""
+        return self.text or "->".join(map(str, self.states))
+
     @property
     def seconds(self) -> float:
         """Predicted seconds of all steps."""
-        return sum(step.seconds for step in self.steps)
+        return self.route.seconds
 
     @property
     def error(self) -> float | None:
@@ -134,28 +144,45 @@ class Plan:
     @property
     def sent_bytes(self) -> int:
         """Bytes that the busiest rank sends."""
-        return sum(step.sent_bytes for step in self.steps)
+        return self.route.sent_bytes
 
     @property
     def num_collectives(self) -> int:
         """Number of steps with communication."""
-        return sum(step.is_collective for step in self.steps)
+        return self.route.num_collectives
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of local tensors that a step holds, before and after together."""
+        return self.route.peak_bytes
 
     @cached_property
     def backward(self) -> "Plan":
-        """The gradient's plan, from the target to the source; only of a plan that can be executed."""
-        assert self.plan_backward
+        """The gradient's plan, from the target to the source; UserError for a plan that cannot be executed."""
+        if self.plan_backward is None:
+            raise UserError("the plan was made for sizes of a mesh; give distbench.redistribute.plan a DeviceMesh")
         return self.plan_backward()
+
+    @property
+    def source(self) -> State:
+        """The layout before the first step."""
+        return self.route.states[0]
 
     @property
     def target(self) -> State:
         """The layout after the last step."""
-        return self.steps[-1].target if self.steps else self.source
+        return self.route.states[-1]
 
     @property
     def states(self) -> tuple[State, ...]:
         """Every layout of the path, the source first."""
-        return (self.source, *(step.target for step in self.steps))
+        return self.route.states
+
+
+def require_max_bytes(max_bytes: int | None) -> None:
+    """Raise UserError if `max_bytes` is neither None nor a positive whole number."""
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+        raise UserError(f"max_bytes is {max_bytes!r}; give a positive whole number of bytes, or None for no limit")
 
 
 def plan_redistribution(
@@ -165,12 +192,14 @@ def plan_redistribution(
     planner: str | None = None,
     max_bytes: int | None = None,
     zero_fill: bool = True,
+    may_exceed: bool = False,
 ) -> Plan:
     """Return the plan of one of distbench's planners, by default of the planner that is predicted to be faster.
 
     Args:
         max_bytes: limit on the bytes of local tensors before and after a step.
         zero_fill: a step may convert a shard to P(sum); supported by the executor here and by torch since 2.14.
+        may_exceed: if every path is above `max_bytes`, return the path that holds least.
 
     Raises:
         NotHandled: the planner has no plan, with the reason.
@@ -181,8 +210,7 @@ def plan_redistribution(
             if name == DIRECT:
                 plans[name] = _direct_plan(setting, source, target, max_bytes)
             else:
-                route = cheapest_route(setting.problem, setting.model, source, target, max_bytes, zero_fill)
-                plans[name] = plan_of_path(setting, name, "->".join(map(str, route.states)), route.states)
+                plans[name] = _cheapest_plan(setting, source, target, max_bytes, zero_fill, may_exceed)
         except (NotHandled, NoPath) as reason:
             reasons.append(str(reason))
     if not plans:
@@ -190,9 +218,42 @@ def plan_redistribution(
     return plans[choose({name: plan.seconds for name, plan in plans.items()})]
 
 
+def _cheapest_plan(
+    setting: Setting, source: State, target: State, max_bytes: int | None, zero_fill: bool, may_exceed: bool
+) -> Plan:
+    tensor = setting.problem, setting.model, source, target
+    try:
+        route = cheapest_route(*tensor, max_bytes, zero_fill)
+    except NoPath:
+        if not may_exceed:
+            raise
+        route = least_peak_route(*tensor, zero_fill)
+    return Plan(CALIBRATED, route, setting.problem, route.sent_bytes, partial(_steps_of_path, setting, route.states))
+
+
 def plan_of_path(setting: Setting, planner: str, path: str, states: tuple[State, ...]) -> Plan:
     """Return a plan of given layouts; ValueError if two neighbours are not one legal step apart."""
-    steps = tuple(
+    steps = _steps_of_path(setting, states)
+    peak = max((step.held_bytes for step in steps), default=setting.problem.local_bytes(states[0]))
+    return _plan_of_steps(setting, planner, states, steps, sum(step.sent_bytes for step in steps), peak, path)
+
+
+def _plan_of_steps(
+    setting: Setting,
+    planner: str,
+    states: tuple[State, ...],
+    steps: tuple[PlannedStep, ...],
+    received_bytes: int,
+    peak_bytes: int,
+    text: str = "",
+) -> Plan:
+    seconds, sent_bytes = sum(step.seconds for step in steps), sum(step.sent_bytes for step in steps)
+    route = Route(states, seconds, sent_bytes, sum(step.is_collective for step in steps), peak_bytes)
+    return Plan(planner, route, setting.problem, received_bytes, partial(tuple, steps), text)
+
+
+def _steps_of_path(setting: Setting, states: tuple[State, ...]) -> tuple[PlannedStep, ...]:
+    return tuple(
         PlannedStep(
             op=step.move.op,
             over=tuple(setting.mesh)[step.move.mesh_dim],
@@ -206,9 +267,6 @@ def plan_of_path(setting: Setting, planner: str, path: str, states: tuple[State,
         )
         for step in priced_steps(setting.problem, setting.model, states)
     )
-    peak = max((step.held_bytes for step in steps), default=setting.problem.local_bytes(states[0]))
-    sent_bytes = sum(step.sent_bytes for step in steps)
-    return Plan(planner, path, states[0], steps, sent_bytes, peak, setting.problem)
 
 
 def _direct_plan(setting: Setting, source: State, target: State, max_bytes: int | None) -> Plan:
@@ -224,13 +282,13 @@ def _direct_plan(setting: Setting, source: State, target: State, max_bytes: int 
     )
     states, exchanges = (source, *(state for state, _ in stages)), [exchange for _, exchange in stages]
     if all(exchange.changes_nothing for exchange in exchanges) and source == target:
-        return Plan(DIRECT, str(source), source, (), 0, problem.local_bytes(source), problem)
+        return _plan_of_steps(setting, DIRECT, (source,), (), 0, problem.local_bytes(source))
     steps = tuple(_exchange_step(setting, *pair, one) for pair, one in zip(pairwise(states), exchanges, strict=True))
     received = sum(max(exchange.received) for exchange in exchanges) * problem.itemsize
     peak_bytes = max(step.held_bytes for step in steps)
     if max_bytes is not None and peak_bytes > max_bytes:
         raise NotHandled(f"holds {peak_bytes} bytes per rank, above {max_bytes}; allow more")
-    return Plan(DIRECT, "->".join(map(str, states)), source, steps, received, peak_bytes, problem)
+    return _plan_of_steps(setting, DIRECT, states, steps, received, peak_bytes)
 
 
 def _exchange_step(setting: Setting, source: State, target: State, exchange: Exchange) -> PlannedStep:

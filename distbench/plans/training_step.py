@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ from distbench.spec import Scenario, UserError
 from distbench.spec.devices import DEVICES, device_of, known_device
 from distbench.spec.mesh import BATCH_DIMS
 from distbench.torch_private import (
+    Skipped,
     divide_factors,
     hooked_parameters,
     steps_until_buckets_stay,
@@ -136,6 +138,8 @@ class TrainingStep:
         give_memory: Callable[..., None] = materialise,
     ) -> None:
         assert scenario.build_model and scenario.make_batch
+        if missing := [package for package in scenario.needs if find_spec(package) is None]:
+            raise Skipped(f"{missing[0]} is not installed; run pip install {missing[0]}")
         self.plan = plan = scenario.step_plan
         self._context, self._scenario = context, scenario
         self.built = built = built or blueprint(scenario.build_model, context.seed)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from distbench.planning.direct_exchange import Exchange, as_boxes, is_contiguous, overlap, plan_direct, volume
 from distbench.planning.placement_states import Box, State, parse_state
 from distbench.spec.devices import is_accelerator
+from distbench.spec.errors import UserError
 
 # Keeps these messages apart from the user's.
 TAG = 0xD15
@@ -114,7 +115,7 @@ class DirectRedistribution:
         """Return this rank's shard under the target layout; every rank of the group must call it.
 
         The result is `local` itself if nothing changes on any rank. Raises ValueError if `local` does not have the
-        source layout's shape on this rank, or holds integer parts of an average.
+        source layout's shape on this rank, and UserError if it holds integer parts of an average.
         """
         for run in self._runs:
             local = finished(run(local))
@@ -161,7 +162,7 @@ class ExchangeOnRank:
         if exchange.changes_nothing:
             return local
         if exchange.num_averaged > 1 and not local.is_floating_point():
-            raise ValueError(f"parts of an average of {local.dtype} cannot be combined; use a floating-point dtype")
+            raise UserError(f"parts of an average of {local.dtype} cannot be combined; use a floating-point dtype")
         output = local.new_empty(shape_of(self._after))
         pieces: list[Piece] = []
         leaving: list[Any] = []

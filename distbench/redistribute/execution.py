@@ -31,7 +31,8 @@ _keys = count()
 def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torch.Tensor | Pending":
     """Return this rank's shard of the target layout; every rank of the mesh must call it.
 
-    The result is differentiable: backward executes `plan.backward`. In compiled code the plan is one operator.
+    The result is differentiable: backward executes `plan.backward`. In compiled code the plan is one operator. The
+    result of a plan without steps shares `local`'s storage.
 
     Args:
         local: this rank's shard of the source layout, which must not be written to until the result is there. For
@@ -39,8 +40,11 @@ def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torc
         async_op: return a `Pending` at once, while the first exchange is in progress.
 
     Raises:
-        UserError: the plan was made without a DeviceMesh, or `local` does not have the source layout's shape.
+        UserError: the plan was made without a DeviceMesh, or `local` is not a dense tensor of the source layout's shape
+            (a DTensor has `to_local()`).
     """
+    if not isinstance(plan, Plan):
+        raise UserError(f"plan is a {type(plan).__name__}; make one with distbench.redistribute.plan")
     if plan.mesh is None:
         raise UserError("the plan was made for sizes of a mesh; give distbench.redistribute.plan a DeviceMesh")
     if torch.compiler.is_compiling():
@@ -56,6 +60,7 @@ class Pending:
 
     def __init__(self, local: torch.Tensor, plan: Plan) -> None:
         self._local, self._plan = local, plan
+        _require_shape(local, plan)
         with torch.no_grad():
             self._transit = _transit(local.detach(), plan)
             self._early: torch.Tensor | None = None
@@ -126,13 +131,15 @@ def _backward_by_key(ctx: Any, gradient: torch.Tensor) -> Any:
 
 
 def _transit(local: torch.Tensor, plan: Plan) -> Transit:
-    _require_shape(local, plan)
     for step in _steps[plan]:
         local = yield from step(local)
     return local
 
 
 def _require_shape(local: torch.Tensor, plan: Plan) -> None:
+    if not isinstance(local, torch.Tensor) or hasattr(local, "to_local") or local.layout is not torch.strided:
+        kind = type(local).__name__ if getattr(local, "layout", torch.strided) is torch.strided else "sparse tensor"
+        raise UserError(f"local is a {kind}; give the rank's dense tensor (a DTensor's is x.to_local())")
     wanted = shape_of(_box(plan, plan.source))
     if tuple(local.shape) != wanted:
         raise UserError(

@@ -55,7 +55,10 @@ def _states_of(given: Any, tensor_ndim: int, sizes: Mapping[str, int], mesh: Any
     elif isinstance(given, str):
         state = parse_state("".join(given.split()), tensor_ndim)
     else:
-        placements = [_placement(one, tensor_ndim) for one in getattr(given, "placements", given)]
+        listed = getattr(given, "placements", given)
+        if not isinstance(listed, Sequence):
+            raise ValueError(f"layout {given!r} is unknown")
+        placements = [_placement(one, tensor_ndim) for one in listed]
         # Only the spec of a DTensor has a shard order.
         for entry in getattr(given, "shard_order", None) or ():
             for turn, mesh_dim in enumerate(entry.mesh_dims):
@@ -73,6 +76,8 @@ def _placement(given: Any, tensor_ndim: int) -> Placement:
         return Placement(reduce_op=str(given.reduce_op))
     if name in ("Shard", "_StridedShard"):
         tensor_dim = given.dim + tensor_ndim if given.dim < 0 else given.dim
+        if not 0 <= tensor_dim < tensor_ndim:
+            raise ValueError(f"placement {given!r} shards a tensor dim that a {tensor_ndim}-D tensor lacks")
         return Placement(tensor_dim, split_factor=getattr(given, "split_factor", None))
     raise ValueError(f"placement {given!r} is unknown")
 

@@ -8,7 +8,7 @@ import torch
 
 from distbench.planning.cost_profile import DIRECT, MeshCost, Profile, TorchCost, load_profile, measured_cost
 from distbench.planning.placement_states import NotHandled, State
-from distbench.planning.redistribution_plans import Plan, Setting, plan_redistribution
+from distbench.planning.redistribution_plans import Plan, Setting, plan_redistribution, require_max_bytes
 from distbench.planning.search import Problem
 from distbench.redistribute.execution import bound
 from distbench.redistribute.layouts import layout_of
@@ -48,17 +48,24 @@ def plan(
     """
     if planner not in (None, *OUR_PLANNERS):
         raise UserError(f"planner {planner!r} is unknown; use {' or '.join(OUR_PLANNERS)}")
+    require_max_bytes(max_bytes)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise UserError(f"dtype {dtype!r} is not a torch.dtype; write for example torch.bfloat16")
+    if not isinstance(profile, (Profile, Path, str, type(None))):
+        raise UserError(f"profile {profile!r} is not valid; give a profile's file, or distbench.load_profile(file)")
     device_mesh = mesh if hasattr(mesh, "get_group") else None
-    loaded = profile if profile is None or isinstance(profile, Profile) else load_profile(Path(profile))
-    sizes = _sizes(mesh, loaded)
+    loaded = load_profile(Path(profile)) if isinstance(profile, (Path, str)) else profile
+    sizes, tensor_shape = _sizes(mesh, loaded), _shape(shape)
+    for layout in (source, target):
+        _require_same_tensor(layout, tensor_shape, device_mesh)
     (before, gradient_after), (after, gradient_before) = (
-        layout_of(layout, len(shape), sizes, device_mesh) for layout in (source, target)
+        layout_of(layout, len(tensor_shape), sizes, device_mesh) for layout in (source, target)
     )
     if device_mesh is not None:
         _require_ascending(device_mesh)
     itemsize = (dtype or torch.get_default_dtype()).itemsize
     try:
-        problem = Problem(tuple(sizes.values()), tuple(int(size) for size in shape), itemsize)
+        problem = Problem(tuple(sizes.values()), tensor_shape, itemsize)
     except NotHandled as reason:
         raise UserError(f"{reason}; plan with plain sizes") from reason
     if loaded is not None:
@@ -101,13 +108,35 @@ def _sizes(mesh: Any, profile: Profile | None) -> dict[str, int]:
     """Return the names and sizes of the mesh dims; a mesh without names has the profile's, if the sizes are equal."""
     if isinstance(mesh, Mapping):
         return {str(name): int(size) for name, size in mesh.items()}
-    sizes = tuple(int(size) for size in getattr(mesh, "shape", mesh))
-    if not sizes or min(sizes) < 1:
+    given = getattr(mesh, "shape", mesh)
+    sizes = tuple(given) if isinstance(given, Sequence) else ()
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
         raise UserError(f"mesh {mesh!r} is not valid; give a DeviceMesh or its sizes, such as (2, 4)")
     names = getattr(mesh, "mesh_dim_names", None)
     if names is None and profile and tuple(profile.mesh.values()) == sizes:
         names = tuple(profile.mesh)
     return dict(zip(names or [f"m{number}" for number in range(len(sizes))], sizes, strict=True))
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    # A traced shape has symbolic sizes, which `Problem` rejects.
+    is_valid = isinstance(given, Sequence) and all(
+        isinstance(size, torch.SymInt) or (type(size) is int and size >= 0) for size in given
+    )
+    if is_valid:
+        return tuple(given)
+    raise UserError(f"shape {given!r} is not valid; give the sizes of the full tensor, such as (4096, 4096)")
+
+
+def _require_same_tensor(layout: Any, shape: tuple[int, ...], mesh: Any) -> None:
+    """Raise UserError if a layout is a DTensor or its spec, of another shape or mesh."""
+    if not hasattr(layout, "placements") or isinstance(layout, State):
+        return
+    own_mesh = getattr(layout, "device_mesh", None)
+    if tuple(layout.shape) != shape:
+        raise UserError(f"the DTensor has shape {tuple(layout.shape)}, but shape is {shape}; give the DTensor's shape")
+    if mesh is not None and own_mesh is not None and own_mesh != mesh:
+        raise UserError(f"the DTensor is on {own_mesh}, but the plan is for {mesh}; give the DTensor's device_mesh")
 
 
 def _require_ascending(mesh: Any) -> None:

@@ -79,7 +79,8 @@ def shard_orders(placements: Sequence[Placement], tensor_ndim: int) -> tuple[tup
 
 TORCH_PLANNERS = ("greedy", "min_cost")
 # calibrated: the cheapest path under a profile. direct: one exchange without a path.
-OUR_PLANNERS = ("calibrated", "direct")
+CALIBRATED = "calibrated"
+OUR_PLANNERS = (CALIBRATED, "direct")
 # The order resolves ties: planners with the fewest requirements on the user are first.
 PLANNERS = (*TORCH_PLANNERS, *OUR_PLANNERS)
 # DTensor's default: the baseline of comparisons.

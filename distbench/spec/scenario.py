@@ -227,6 +227,7 @@ class Scenario(Declared):
         compute: number of sizes, smallest first, of operators on all ranks at the same time and of collectives in
             groups of every size; 0 for none.
         num_tokens: number of tokens in a global batch, or `batch -> number`; None for rates in samples/s.
+        needs: importable packages of the parallel step; the step is skipped where a package is not installed.
         omits: parts of the real step that this scenario replaces or leaves out, as phrases that `check` and `simulate`
             print.
         tolerance: allowed relative error of the loss and of each gradient, for plans with lower precision than the
@@ -271,6 +272,7 @@ class Scenario(Declared):
     plugins: Mapping[str, Any] = field(default_factory=dict)
     compute: int = 0
     num_tokens: int | Callable[[Any], int] | None = None
+    needs: tuple[str, ...] = ()
     omits: tuple[str, ...] = ()
     tolerance: float | None = None
 

@@ -26,8 +26,10 @@ import torch.distributed as dist
 
 from distbench.planning.cost_profile import MeshCost, Profile, TorchCost, load_profile, measured_cost
 from distbench.planning.placement_states import NotHandled, State
-from distbench.planning.search import NoPath, Problem, Route, cheapest_route, least_peak_route
+from distbench.planning.redistribution_plans import Plan, Setting, plan_redistribution, require_max_bytes
+from distbench.planning.search import Problem
 from distbench.spec.errors import UserError
+from distbench.spec.placements import CALIBRATED
 from distbench.spec.versions import SUPPORTED
 from distbench.torch_private.mesh import group_shapes, is_strided_shard, unordered_groups
 from distbench.torch_private.planners import dist_state, state_of_layout
@@ -178,7 +180,7 @@ class _Context:
                 return original(current_spec, target_spec)
             try:
                 return self.planning.price(current_spec, target_spec)
-            except (NotHandled, NoPath):
+            except NotHandled:
                 return torchs(current_spec, target_spec)
 
         return price
@@ -220,8 +222,7 @@ def calibrated_planning(
             on some rank; in the context, a step's ranks do not ascend (`mesh.unordered_groups`).
     """
     try:
-        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-            raise UserError(f"max_bytes is {max_bytes!r}; give a positive whole number of bytes, or None for no limit")
+        require_max_bytes(max_bytes)
         loaded = profile if isinstance(profile, Profile) else load_profile(Path(profile))
     except UserError:
         if check_ranks:
@@ -301,21 +302,21 @@ class _Planning:
 
         try:
             planner: Any = module.DTensorRedistributePlanner(source.mesh, source.tensor_meta)
-            routes: list[Route] = []
+            plans: list[Plan] = []
 
             def path(source: Any, target: Any) -> list[Any]:
-                routes.append(self.route(planner.device_mesh, planner.dtensor_meta, source, target))
-                return [dist_state(module.DTensorRedistributePlanner.DistState, state) for state in routes[0].states]
+                plans.append(self.plan_of(planner.device_mesh, planner.dtensor_meta, source, target))
+                return [dist_state(module.DTensorRedistributePlanner.DistState, state) for state in plans[0].states]
 
             planner.find_min_cost_path = path
             steps = Steps(planner.generate_graph_based_transform_infos(source, target, source.shape))
-            if steps and self.max_bytes is not None and routes[0].peak_bytes > self.max_bytes:
+            if steps and self.max_bytes is not None and plans[0].peak_bytes > self.max_bytes:
                 steps.above_max_bytes = (
                     f"a redistribution of {tuple(source.shape)} from {source.placements} to {target.placements} holds "
-                    f"{routes[0].peak_bytes} bytes per rank on any path, but max_bytes is {self.max_bytes}; allow more"
+                    f"{plans[0].peak_bytes} bytes per rank on any path, but max_bytes is {self.max_bytes}; allow more"
                 )
             return steps, None
-        except (NotHandled, NoPath) as error:
+        except NotHandled as error:
             reason = str(error)
         except ValueError:
             # torch raises this error for a strided shard without a shard order.
@@ -324,16 +325,16 @@ class _Planning:
             reason = "_StridedShard"
         return inspect.unwrap(module._gen_transform_infos_non_cached)(source, target, use_graph), reason
 
-    def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
-        """Return the path between two of torch's states; raises NotHandled or NoPath without a path."""
+    def plan_of(self, mesh: Any, meta: Any, source: Any, target: Any) -> Plan:
+        """Return the plan between two of torch's states; raises NotHandled without a plan."""
         start, end = (
             state_of_layout(one.placements, one.tensor_dim_to_mesh_dim, len(meta.shape)) for one in (source, target)
         )
-        return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
+        return _plan(*self._priced(mesh, meta), start, end, self.max_bytes)
 
     def price(self, source: Any, target: Any) -> float:
-        """Return microseconds between two specs, with `redistribute_cost`'s two exceptions; raises the errors of
-        `route`.
+        """Return microseconds between two specs, with `redistribute_cost`'s two exceptions; raises NotHandled
+        without a plan.
 
         Local steps cost nothing. From a shard or another partial to a partial the price is infinite, because an
         operator that gathers an input for a later sum would gain nothing. torch prices its zero-fill in the same way.
@@ -359,16 +360,14 @@ class _Planning:
 
 @functools.lru_cache(maxsize=65536)
 def _price_us(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> float:
-    route = _route(problem, model, source, target, max_bytes)
-    return route.seconds * US_PER_S if route.num_collectives else 0.0
+    plan = _plan(problem, model, source, target, max_bytes)
+    return plan.seconds * US_PER_S if plan.num_collectives else 0.0
 
 
-def _route(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> Route:
-    zero_fill = lacks(ZERO_FILLS) is None
-    try:
-        return cheapest_route(problem, model, source, target, max_bytes, zero_fill)
-    except NoPath:
-        return least_peak_route(problem, model, source, target, zero_fill)
+def _plan(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> Plan:
+    names = {f"m{mesh_dim}": size for mesh_dim, size in enumerate(problem.mesh_shape)}
+    setting, zero_fill = Setting(problem, names, "", 1, model), lacks(ZERO_FILLS) is None
+    return plan_redistribution(setting, source, target, CALIBRATED, max_bytes, zero_fill, may_exceed=True)
 
 
 def require_known_planner() -> None:
@@ -443,8 +442,8 @@ def _plan_one_pair(planner_class: Any) -> None:
         source = state((Shard(0), Shard(0)), (ShardOrderEntry(0, (0, 1)),))
         target = state((Shard(1), Replicate()), (ShardOrderEntry(1, (0,)),))
         planning = _Planning(lambda mesh: TorchCost((2, 2), devices_per_host=1))
-        route = planning.route(planner.device_mesh, planner.dtensor_meta, source, target)
-        path = [dist_state(state, layout) for layout in route.states]
+        plan = planning.plan_of(planner.device_mesh, planner.dtensor_meta, source, target)
+        path = [dist_state(state, layout) for layout in plan.states]
         legal = [
             after in planner.get_next_state(before.placements, before.tensor_dim_to_mesh_dim)
             for before, after in pairwise(path)

@@ -3,9 +3,17 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 from conftest import ROOT
 from processes import Children, Ranks
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from distbench import redistribute
+from distbench.spec.errors import UserError
+from distbench.torch_private import fake_ranks
 
 RANKS = ROOT / "tests" / "ranks"
 COST = """
@@ -50,3 +58,55 @@ def test_the_lines_of_the_page_run(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "lines.py").write_text(script)
     done = ranks.run_forked(4, tmp_path / "lines.py")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"shape": "4096"}, "shape '4096' is not valid"),
+        ({"shape": 4096}, "shape 4096 is not valid"),
+        ({"shape": (4.5, 2)}, "is not valid"),
+        ({"shape": (-2, 2)}, "is not valid"),
+        ({"mesh": 4}, "mesh 4 is not valid"),
+        ({"mesh": "2x2"}, "mesh '2x2' is not valid"),
+        ({"mesh": None}, "mesh None is not valid"),
+        ({"mesh": (0, 2)}, "is not valid"),
+        ({"source": None}, "layout None is unknown"),
+        ({"source": [Shard(-3), Replicate()]}, "a 2-D tensor lacks"),
+        ({"source": "S(0)"}, "1 placements, but the mesh has 2"),
+        ({"source": "P(foo)R"}, "reduce op 'foo'"),
+        ({"source": "P(max)P(sum)"}, "mixes the reduce ops max, sum"),
+        ({"dtype": "bf16"}, "dtype 'bf16' is not a torch.dtype"),
+        ({"profile": {"a": 1}}, "profile {'a': 1} is not valid"),
+        ({"profile": "nowhere.json"}, "nowhere.json cannot be read"),
+        ({"planner": "greedy"}, "use calibrated or direct"),
+        ({"max_bytes": "2GB"}, "max_bytes is '2GB'"),
+        ({"max_bytes": 1}, "holds at most 1 bytes"),
+    ],
+)
+def test_bad_arguments_are_rejected_in_a_sentence(changed: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"source": "S(0)R", "target": "RR", "shape": (8, 4), "mesh": (2, 2), **changed}
+    with pytest.raises(UserError) as raised:
+        redistribute.plan(**given)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_tensors_that_do_not_fit_the_plan_are_rejected_in_a_sentence() -> None:
+    with fake_ranks({"dp": 2, "tp": 2}) as mesh:
+        plan = redistribute.plan("S(0)R", "RR", (8, 4), mesh)
+        sharded = distribute_tensor(torch.ones(8, 4), mesh, [Shard(0), Replicate()])
+        wrong: list[tuple[Any, Any, str]] = [
+            (torch.ones(8, 4), plan, "has (4, 4) on this rank"),
+            (sharded, plan, "local is a DTensor"),
+            ([1, 2], plan, "local is a list"),
+            (torch.ones(4, 4).to_sparse(), plan, "local is a sparse tensor"),
+            (torch.ones(4, 4), "S(0)R", "plan is a str"),
+            (torch.ones(4, 4), redistribute.plan("S(0)R", "RR", (8, 4), (2, 2)), "for sizes of a mesh"),
+        ]
+        for local, planned, words in wrong:
+            with pytest.raises(UserError, match=re.escape(words)):
+                redistribute.execute(local, planned)
+        with pytest.raises(UserError, match="the DTensor has shape"):
+            redistribute.plan(sharded, "RR", (8, 5), mesh)
+        with pytest.raises(UserError, match="for sizes of a mesh"):
+            _ = redistribute.plan("S(0)R", "RR", (8, 4), (2, 2)).backward

@@ -1,12 +1,13 @@
 """Types of spmd_types as layouts; which pairs its own bridge refuses, and that the library plans all of them."""
 
-from itertools import permutations, product
+from itertools import permutations
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from benchmarks.random_states import spmd_shardings
 from distbench import redistribute
 from distbench.planning.placement_states import parse_state
 from distbench.redistribute.layouts import layout_of
@@ -48,15 +49,6 @@ def test_types_that_do_not_fit_are_refused_in_a_sentence(given: Any, words: str)
     assert "\n" not in str(raised.value)
 
 
-def shardings(names: tuple[str, ...]) -> list[Any]:
-    """Every partition of the axes over none or one of two tensor dims, in every order."""
-    found = []
-    for dims in product((None, 0, 1), repeat=len(names)):
-        sharded = [[name for name, dim in zip(names, dims, strict=True) if dim == number] for number in (0, 1)]
-        found += [spmd.TensorSharding(*orders) for orders in product(*(list(permutations(axes)) for axes in sharded))]
-    return found
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # spmd_types uses names that torch 2.13 renamed
 @pytest.mark.parametrize(
     ("shape", "num_pairs", "num_refused"), [((2, 4), 110, 68), ((2, 2, 2), 2352, 2172)], ids=("2x4", "2x2x2")
@@ -66,8 +58,8 @@ def test_pairs_that_its_bridge_refuses_are_planned(shape: tuple[int, ...], num_p
     names = ("dp", "cp", "tp")[: len(shape)]
     sizes = dict(zip(names, shape, strict=True))
     with fake_ranks(sizes) as mesh:
-        states = {repr(one): layout_of(one, 2, sizes, None)[0] for one in shardings(names)}
-        for source, target in permutations(shardings(names), 2):
+        states = {repr(one): layout_of(one, 2, sizes, None)[0] for one in spmd_shardings(names)}
+        for source, target in permutations(spmd_shardings(names), 2):
             placements = [Replicate()] * len(shape)
             for mesh_dim, placement in enumerate(states[repr(source)].placements()):
                 if placement.tensor_dim is not None:
