@@ -132,13 +132,16 @@ class Llama3(nn.Module):
         return self.output(self.norm(x))
 
 
-def keep_some() -> Any:
-    """torchtitan's selective checkpointing by operator: keep attention, every second matmul and reduced tensors."""
+def keep_some(keeps_attention: bool = True) -> Any:
+    """torchtitan's selective checkpointing by operator: keep attention, every second matmul and reduced tensors.
+
+    Before December 2025, torchtitan did not keep the output of cuDNN's attention, which Blackwell uses.
+    """
     aten = torch.ops.aten
     kept = {
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_flash_attention.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        *([aten._scaled_dot_product_efficient_attention.default] if keeps_attention else []),
+        *([aten._scaled_dot_product_flash_attention.default] if keeps_attention else []),
     }
     num_matmuls = {False: 0, True: 0}
 
@@ -165,7 +168,12 @@ def _llama3(
     async_tp: bool,
     microbatches: int,
 ) -> Scenario:
-    contexts: dict[str, Callable[[], Any] | None] = {"selective": keep_some, "full": None, "none": None}
+    contexts: dict[str, Callable[[], Any] | None] = {
+        "selective": keep_some,
+        "selective_matmuls": partial(keep_some, keeps_attention=False),
+        "full": None,
+        "none": None,
+    }
     return Scenario(
         build_model=partial(Llama3, num_layers=num_layers, sequence=sequence, norm=norm, **sizes),
         make_batch=partial(token_batch, batch, sequence, VOCAB_SIZE),
@@ -202,7 +210,7 @@ def llama3_8b(
     async_tp: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
-    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, full or none."""
+    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls, full or none."""
     sizes = {"dim": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14336}
     return _llama3(
         sizes,
@@ -229,7 +237,7 @@ def llama3_70b(
     async_tp: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
-    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, full or none."""
+    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls, full or none."""
     sizes = {"dim": 8192, "num_heads": 64, "num_kv_heads": 8, "hidden": 28672}
     return _llama3(
         sizes,
@@ -256,7 +264,7 @@ def llama3_405b(
     async_tp: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
-    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, full or none."""
+    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, selective_matmuls, full or none."""
     sizes = {"dim": 16384, "num_heads": 128, "num_kv_heads": 8, "hidden": 53248}
     return _llama3(
         sizes,

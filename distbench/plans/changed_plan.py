@@ -53,6 +53,8 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
         # whole model.
         compiled = plan.compile or CompilePlan(checkpointable(plan) or ("",))
         return replace(plan, compile=None if value == "none" else replace(compiled, backend=value))
+    if name == "loss":
+        return replace(plan, loss=None if value == "none" else value)
     if name in ("rotate", "load_balance"):
         assert plan.cp is not None
         without: dict[str, Any] = {"load_balance": None} if value == ULYSSES else {}  # Ulysses has no load balancing

@@ -278,6 +278,7 @@ KNOBS: Mapping[str, Knob] = {
     "plan.mixed_precision": Knob("bf16", ("none", "bf16"), "fsdp"),
     "plan.prefetch": Knob(2, needs="fsdp"),
     "plan.compile": Knob("inductor", ("none", "eager", "aot_eager", "inductor")),
+    "plan.loss": Knob("compiled", ("none", "compiled", "chunked")),
 }
 
 
