@@ -41,6 +41,7 @@ OTHER_VALUES = {
     "checkpoint": ("selective",),
     "inside": ("fsdp", "tp"),
     "plan.compile": KNOBS["plan.compile"].values,
+    "plan.loss": KNOBS["plan.loss"].values,
 }
 
 
