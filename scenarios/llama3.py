@@ -40,6 +40,10 @@ TP_PLAN = {
 }
 
 
+# FSDP's units. Since 2025, torchtitan wraps the embedding and the output separately (issue 1091).
+UNITS = {"layers": ("layers.*",), "separate": ("tok_embeddings", "layers.*", "output")}
+
+
 class GroupedAttention(nn.Module):
     """Grouped-query self-attention: (batch, sequence, dim) to the same shape."""
 
@@ -156,6 +160,12 @@ def keep_some(keeps_attention: bool = True) -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
+def keep_output_gathered(model: Any, _: Any) -> None:
+    """Keep the output's parameters from forward to backward, which needs them first."""
+    if hasattr(model.output, "set_reshard_after_forward"):
+        model.output.set_reshard_after_forward(False)
+
+
 def _llama3(
     sizes: dict[str, int],
     *,
@@ -167,6 +177,7 @@ def _llama3(
     compiled: bool,
     async_tp: bool,
     microbatches: int,
+    units: str,
 ) -> Scenario:
     contexts: dict[str, Callable[[], Any] | None] = {
         "selective": keep_some,
@@ -180,6 +191,7 @@ def _llama3(
         num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=3e-4, foreach=True),
+        after_materialize=keep_output_gathered if units == "separate" else None,
         plan=ParallelPlan(
             tp=TP_PLAN,
             loss_parallel=True,
@@ -189,7 +201,7 @@ def _llama3(
             compile=CompilePlan(("layers.*",), async_tp=async_tp) if compiled or async_tp else None,
             microbatches=microbatches,
             fsdp=FsdpPlan(
-                wrap=("layers.*",),
+                wrap=UNITS[units],
                 mesh_dims=("dp_shard", "cp"),
                 replicate_dims=("dp_replicate",),
                 mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
@@ -209,8 +221,10 @@ def llama3_8b(
     compiled: bool = False,
     async_tp: bool = False,
     microbatches: int = 1,
+    units: str = "layers",
 ) -> Scenario:
-    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls, full or none."""
+    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls, full or
+    none; units of FSDP are layers or separate."""
     sizes = {"dim": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14336}
     return _llama3(
         sizes,
@@ -222,6 +236,7 @@ def llama3_8b(
         compiled=compiled,
         async_tp=async_tp,
         microbatches=microbatches,
+        units=units,
     )
 
 
@@ -236,8 +251,10 @@ def llama3_70b(
     compiled: bool = False,
     async_tp: bool = False,
     microbatches: int = 1,
+    units: str = "layers",
 ) -> Scenario:
-    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls, full or none."""
+    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls, full or
+    none; units of FSDP are layers or separate."""
     sizes = {"dim": 8192, "num_heads": 64, "num_kv_heads": 8, "hidden": 28672}
     return _llama3(
         sizes,
@@ -249,6 +266,7 @@ def llama3_70b(
         compiled=compiled,
         async_tp=async_tp,
         microbatches=microbatches,
+        units=units,
     )
 
 
@@ -263,8 +281,10 @@ def llama3_405b(
     compiled: bool = False,
     async_tp: bool = False,
     microbatches: int = 1,
+    units: str = "layers",
 ) -> Scenario:
-    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, selective_matmuls, full or none."""
+    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, selective_matmuls, full or
+    none; units of FSDP are layers or separate."""
     sizes = {"dim": 16384, "num_heads": 128, "num_kv_heads": 8, "hidden": 53248}
     return _llama3(
         sizes,
@@ -276,4 +296,5 @@ def llama3_405b(
         compiled=compiled,
         async_tp=async_tp,
         microbatches=microbatches,
+        units=units,
     )

@@ -121,7 +121,10 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
             try:
                 if request.hardware is None:
                     require_ranks(setup)
-                space = setup.space(facts_of(setup, child))
+                facts = facts_of(setup, child)
+                if request.hardware is None or request.hardware.host is not None:
+                    facts["loss"] = None  # measured plans would compile on this machine's CPUs
+                space = setup.space(facts)
                 setup.require_meshes(space)
                 written = setup.as_written(space) if request.around else None
                 state = SweepState(space, written, request.objective, request.max_step_s)
