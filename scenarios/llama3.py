@@ -223,8 +223,9 @@ def llama3_8b(
     microbatches: int = 1,
     units: str = "layers",
 ) -> Scenario:
-    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls, full or
-    none; units of FSDP are layers or separate."""
+    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls,
+    full or none; FSDP units are layers or separate.
+    """
     sizes = {"dim": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14336}
     return _llama3(
         sizes,
@@ -253,8 +254,9 @@ def llama3_70b(
     microbatches: int = 1,
     units: str = "layers",
 ) -> Scenario:
-    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls, full or
-    none; units of FSDP are layers or separate."""
+    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls,
+    full or none; FSDP units are layers or separate.
+    """
     sizes = {"dim": 8192, "num_heads": 64, "num_kv_heads": 8, "hidden": 28672}
     return _llama3(
         sizes,
@@ -283,8 +285,9 @@ def llama3_405b(
     microbatches: int = 1,
     units: str = "layers",
 ) -> Scenario:
-    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, selective_matmuls, full or
-    none; units of FSDP are layers or separate."""
+    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, selective_matmuls,
+    full or none; FSDP units are layers or separate.
+    """
     sizes = {"dim": 16384, "num_heads": 128, "num_kv_heads": 8, "hidden": 53248}
     return _llama3(
         sizes,

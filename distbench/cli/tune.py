@@ -71,9 +71,7 @@ from distbench.spec.errors import INTERRUPTED
     help="Recommend the fastest plan, the smallest plan, or the plan with the least cost per token (needs --price). "
     "At a fixed --world, the fastest plan costs least.",
 )
-@click.option(
-    "--max-step", "max_step_s", type=Duration(least_s=1e-6), metavar="TIME", help="Recommend no slower plan."
-)
+@click.option("--max-step", "max_step_s", type=Duration(least_s=1e-6), metavar="TIME", help="Recommend no slower plan.")
 @click.option(
     "--headroom",
     metavar="AMOUNT",

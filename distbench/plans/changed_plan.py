@@ -37,8 +37,8 @@ def changed_plan(plan: ParallelPlan, knobs: Mapping[str, Any]) -> ParallelPlan:
 def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
     if name == "mesh":
         return plan
-    if name == "microbatches":
-        return replace(plan, microbatches=value)
+    if name in ("microbatches", "loss"):
+        return replace(plan, **{name: None if value == "none" else value})
     if name == "checkpoint":
         # "full" checkpoints all activations of the modules that the plan checkpoints, or else of the modules that FSDP
         # wraps.
@@ -53,8 +53,6 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
         # whole model.
         compiled = plan.compile or CompilePlan(checkpointable(plan) or ("",))
         return replace(plan, compile=None if value == "none" else replace(compiled, backend=value))
-    if name == "loss":
-        return replace(plan, loss=None if value == "none" else value)
     if name in ("rotate", "load_balance"):
         assert plan.cp is not None
         without: dict[str, Any] = {"load_balance": None} if value == ULYSSES else {}  # Ulysses has no load balancing

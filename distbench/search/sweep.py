@@ -76,7 +76,9 @@ class AskedSweep:
         hardware = None if given["hardware"] is None else load_hardware(given["hardware"])
         if memory and hardware is None:
             raise UserError("--memory needs --hardware, because measured plans fit anyway; add --hardware")
-        headroom = None if given["headroom"] is None else amount(given["headroom"], "--headroom", BYTES, "GB", MOST_BYTES)
+        headroom = (
+            None if given["headroom"] is None else amount(given["headroom"], "--headroom", BYTES, "GB", MOST_BYTES)
+        )
         for option, name in (("--headroom", "headroom"), ("--max-step", "max_step_s"), ("--objective", "objective")):
             if given[name] not in (None, TOKENS) and hardware is None:
                 raise UserError(f"{option} needs --hardware, because it chooses among predictions; add --hardware")

@@ -235,8 +235,8 @@ class SweepState:
 
     @property
     def ranked_predictions(self) -> list[Prediction]:
-        """Return predictions that fit or may fit, the fastest first, then predictions that are slower than `max_step_s`,
-        then predictions that do not fit, the smallest first.
+        """Return predictions that fit or may fit, the fastest first, then predictions that are slower than
+        `max_step_s`, then predictions that do not fit, the smallest first.
 
         Of plans that tie with the fastest (with the objective `memory`, of all plans), the plan with the least memory
         comes first, or the fastest of those with about as little memory. Plans with a whole recording come before plans

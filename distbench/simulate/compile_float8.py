@@ -257,10 +257,11 @@ def _as_first(second: Sequence[Event], first: Sequence[Event]) -> list[Event]:
 
 
 def in_compiled_loss(recording: Recording) -> Recording:
-    """Return the recording with the inputs of the loss kept for backward instead of larger tensors that the loss makes.
+    """Return the recording with inputs of the loss kept for backward instead of larger tensors that the loss makes.
 
-    The partitioner keeps the smaller side of a cut: logits in their own dtype instead of the logarithm of the softmax in
-    fp32, which the kernel of backward computes again. `fused_bytes` and `compiled_memory` make kernels of the operators.
+    The partitioner keeps the smaller side of a cut: logits in their own dtype instead of the logarithm of the softmax
+    in fp32, which the kernel of backward computes again. `fused_bytes` and `compiled_memory` make kernels of the
+    operators.
     """
     start = max(place for place, event in enumerate(recording.events) if isinstance(event, StepBegun))
     before, step = recording.events[:start], recording.events[start:]
@@ -304,10 +305,11 @@ def in_compiled_loss(recording: Recording) -> Recording:
 
     new_events: list[Event] = []
     for place, event in enumerate(step):
-        if isinstance(event, Operator):
-            event = event._replace(reads=replaced(event.reads, True), writes=replaced(event.writes, False))
         is_replaced = isinstance(event, Allocated | Freed) and event.block in instead
-        if not is_replaced and not (isinstance(event, Freed) and event.block in until):
+        if isinstance(event, Operator):
+            reads, writes = replaced(event.reads, True), replaced(event.writes, False)
+            new_events.append(event._replace(reads=reads, writes=writes))
+        elif not is_replaced and not (isinstance(event, Freed) and event.block in until):
             new_events.append(event)
         new_events += map(Freed, ends.get(place, ()))
     return replace(recording, events=[*before, *new_events])

@@ -174,7 +174,9 @@ def _rows(file: Path) -> Iterator[Published | UserError]:
                     raise ValueError(f"field {name!r} is unknown ({nearest(str(name), fields)})")
             for name in REQUIRED:
                 if name not in record:
-                    raise ValueError(f"{name} is missing; give it in the row, or for all rows in a line # {name}: VALUE")
+                    raise ValueError(
+                        f"{name} is missing; give it in the row, or for all rows in a line # {name}: VALUE"
+                    )
             for name in ("tokens_per_s", "reserved_gib"):
                 if name in record:
                     record[name] = _number(str(record[name]))

@@ -74,7 +74,9 @@ class Simulation:
         """Return simulations of ranks and variants, matching modules in float8; a pipeline's ranks share a clock."""
         changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
         changed = [in_async_tp(recording) if recording.head.async_tp else recording for recording in changed]
-        changed = [in_compiled_loss(recording) if LOSS in recording.head.compiled else recording for recording in changed]
+        changed = [
+            in_compiled_loss(recording) if LOSS in recording.head.compiled else recording for recording in changed
+        ]
         together: dict[tuple[str, tuple[int, ...]], list[Recording]] = defaultdict(list)
         for recording in changed:
             together[_pipeline(recording)].append(recording)

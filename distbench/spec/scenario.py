@@ -271,8 +271,10 @@ class Scenario(Declared):
         if self.call is not None and self.loss is not None:
             raise TypeError("Scenario has both call and loss; call also computes the loss, so leave one of them out")
         if self.plan.loss is not None and self.loss is None:
-            raise TypeError(f"ParallelPlan.loss={self.plan.loss!r} needs Scenario.loss, a function; give it, or leave "
-                "ParallelPlan.loss out")
+            raise TypeError(
+                f"ParallelPlan.loss={self.plan.loss!r} needs Scenario.loss, a function; give it, or leave "
+                "ParallelPlan.loss out"
+            )
         if self.optimizer is not None and self.make_optimizers is not None:
             raise TypeError("Scenario has both optimizer and make_optimizers; leave one of them out")
         self._check_step()
