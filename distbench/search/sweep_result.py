@@ -70,13 +70,17 @@ class Prediction:
         """Tokens per second of all devices; samples if the scenario gives no tokens."""
         return (self.num_tokens or self.batch_size) / self.step_s
 
+    @property
+    def timed_kind(self) -> TimedKind:
+        """The step time and the kinds of parallelism, for the error of ratios."""
+        return self.step_s, plan_kinds(self.candidate.mesh)
+
     def ties_with(self, other: "Prediction") -> bool:
         """Return whether two plans are too close for an order, by the error of ratios or, without one, by CLOSE."""
         errors = difference_errors() if self.step_bar is not None else None
         if errors is None:
             return abs(self.step_s / other.step_s - 1) <= CLOSE
-        kinds = (plan_kinds(plan.candidate.mesh) for plan in (self, other))
-        return is_tie(*zip((self.step_s, other.step_s), kinds, strict=True), errors)
+        return is_tie(self.timed_kind, other.timed_kind, errors)
 
 
 @dataclass(frozen=True)

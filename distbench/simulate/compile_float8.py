@@ -287,11 +287,8 @@ def in_compiled_loss(recording: Recording) -> Recording:
     }
     until: dict[int, int] = {}  # input to the end of the kernel that reads it instead
     for block, outside in instead.items():
-        after = itertools.takewhile(
-            lambda place: not isinstance(step[place], Operator) or step[place].owner == LOSS,
-            range(last[block], len(step)),
-        )
-        end = max(place for place in after if isinstance(step[place], Operator))
+        own = itertools.takewhile(lambda at: _is_of_loss(at[1]), enumerate(step[last[block] :], start=last[block]))
+        end = max(place for place, event in own if isinstance(event, Operator))
         until |= {part: max(end, until.get(part, 0)) for part in outside if part in freed}
     ends: dict[int, list[int]] = defaultdict(list)
     for part, place in until.items():
@@ -313,6 +310,11 @@ def in_compiled_loss(recording: Recording) -> Recording:
             new_events.append(event)
         new_events += map(Freed, ends.get(place, ()))
     return replace(recording, events=[*before, *new_events])
+
+
+def _is_of_loss(event: Event) -> bool:
+    """Return whether an event may be between two operators of the loss."""
+    return not isinstance(event, Operator) or event.owner == LOSS
 
 
 def patterns_of(text: str, hardware: Hardware) -> tuple[str, ...]:

@@ -126,7 +126,8 @@ def published_rows(path: Path | str, leave_out: Callable[[str], None] | None = N
     """
     path = FOLDER if str(path) == SHIPPED else Path(path)
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
-    rows, problems = [], []
+    rows: list[Published] = []
+    problems: list[UserError] = []
     for result in itertools.chain.from_iterable(map(_rows, files)):
         if isinstance(result, Published):
             rows.append(result)

@@ -182,7 +182,7 @@ class ForkPool:
     def _answered(self, connection: Connection) -> Question | None:
         """Return the query of a process that has answered or ended; None if it is repeated."""
         worker = self._running.pop(connection)
-        question, modules = worker.question, []
+        question, modules = worker.question, list[str]()
         with contextlib.suppress(EOFError, ConnectionResetError):
             question.answer, modules = connection.recv()
         question.seconds = round(time.monotonic() - question.seconds, 1)
