@@ -160,10 +160,9 @@ def keep_some(keeps_attention: bool = True) -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def keep_output_gathered(model: Any, _: Any) -> None:
-    """Keep the output's parameters from forward to backward, which needs them first."""
-    if hasattr(model.output, "set_reshard_after_forward"):
-        model.output.set_reshard_after_forward(False)
+def resharded(unit: str, _: Any) -> dict[str, bool]:
+    """Keep the output's parameters gathered from forward to backward, which needs them first."""
+    return {"reshard_after_forward": unit not in ("", "output"), "recurse": False}
 
 
 def _llama3(
@@ -191,7 +190,6 @@ def _llama3(
         num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=3e-4, foreach=True),
-        after_materialize=keep_output_gathered if units == "separate" else None,
         plan=ParallelPlan(
             tp=TP_PLAN,
             loss_parallel=True,
@@ -202,6 +200,7 @@ def _llama3(
             microbatches=microbatches,
             fsdp=FsdpPlan(
                 wrap=UNITS[units],
+                configure={"set_reshard_after_forward": resharded} if units == "separate" else {},
                 mesh_dims=("dp_shard", "cp"),
                 replicate_dims=("dp_replicate",),
                 mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
