@@ -96,7 +96,15 @@ def recommended(setup: Setup, budget_s: float, out: Path) -> str:
     """What `distbench tune NAME --world 4 --max-time ...` recommends."""
     given = {"mesh": None, "hardware": None, "memory": None, "float8": None, "choices": setup.given, "price": None}
     limits = {"budget_s": budget_s, "max_plans": 80, "world": WORLD}
-    flags = {"around_my_plan": False, "quick": setup.quick, "resume": False, "quiet": True}
+    flags = {
+        "headroom": None,
+        "max_step_s": None,
+        "objective": "tokens",
+        "around_my_plan": False,
+        "quick": setup.quick,
+        "resume": False,
+        "quiet": True,
+    }
     found, _ = run_sweep(AskedSweep.of(setup.entry.name, out, **given, **limits, **flags), lambda _: None)
     return found.best.candidate.text
 

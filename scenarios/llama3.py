@@ -40,6 +40,10 @@ TP_PLAN = {
 }
 
 
+# FSDP's units. Since 2025, torchtitan wraps the embedding and the output separately (issue 1091).
+UNITS = {"layers": ("layers.*",), "separate": ("tok_embeddings", "layers.*", "output")}
+
+
 class GroupedAttention(nn.Module):
     """Grouped-query self-attention: (batch, sequence, dim) to the same shape."""
 
@@ -132,13 +136,16 @@ class Llama3(nn.Module):
         return self.output(self.norm(x))
 
 
-def keep_some() -> Any:
-    """torchtitan's selective checkpointing by operator: keep attention, every second matmul and reduced tensors."""
+def keep_some(keeps_attention: bool = True) -> Any:
+    """torchtitan's selective checkpointing by operator: keep attention, every second matmul and reduced tensors.
+
+    Before December 2025, torchtitan did not keep the output of cuDNN's attention, which Blackwell uses.
+    """
     aten = torch.ops.aten
     kept = {
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_flash_attention.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        *([aten._scaled_dot_product_efficient_attention.default] if keeps_attention else []),
+        *([aten._scaled_dot_product_flash_attention.default] if keeps_attention else []),
     }
     num_matmuls = {False: 0, True: 0}
 
@@ -153,6 +160,11 @@ def keep_some() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
+def resharded(unit: str, _: Any) -> dict[str, bool]:
+    """Keep the output's parameters gathered from forward to backward, which needs them first."""
+    return {"reshard_after_forward": unit not in ("", "output"), "recurse": False}
+
+
 def _llama3(
     sizes: dict[str, int],
     *,
@@ -164,8 +176,14 @@ def _llama3(
     compiled: bool,
     async_tp: bool,
     microbatches: int,
+    units: str,
 ) -> Scenario:
-    contexts: dict[str, Callable[[], Any] | None] = {"selective": keep_some, "full": None, "none": None}
+    contexts: dict[str, Callable[[], Any] | None] = {
+        "selective": keep_some,
+        "selective_matmuls": partial(keep_some, keeps_attention=False),
+        "full": None,
+        "none": None,
+    }
     return Scenario(
         build_model=partial(Llama3, num_layers=num_layers, sequence=sequence, norm=norm, **sizes),
         make_batch=partial(token_batch, batch, sequence, VOCAB_SIZE),
@@ -181,7 +199,8 @@ def _llama3(
             compile=CompilePlan(("layers.*",), async_tp=async_tp) if compiled or async_tp else None,
             microbatches=microbatches,
             fsdp=FsdpPlan(
-                wrap=("layers.*",),
+                wrap=UNITS[units],
+                configure={"set_reshard_after_forward": resharded} if units == "separate" else {},
                 mesh_dims=("dp_shard", "cp"),
                 replicate_dims=("dp_replicate",),
                 mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
@@ -201,8 +220,11 @@ def llama3_8b(
     compiled: bool = False,
     async_tp: bool = False,
     microbatches: int = 1,
+    units: str = "layers",
 ) -> Scenario:
-    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, full or none."""
+    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls,
+    full or none; FSDP units are layers or separate.
+    """
     sizes = {"dim": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14336}
     return _llama3(
         sizes,
@@ -214,6 +236,7 @@ def llama3_8b(
         compiled=compiled,
         async_tp=async_tp,
         microbatches=microbatches,
+        units=units,
     )
 
 
@@ -228,8 +251,11 @@ def llama3_70b(
     compiled: bool = False,
     async_tp: bool = False,
     microbatches: int = 1,
+    units: str = "layers",
 ) -> Scenario:
-    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, full or none."""
+    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, selective_matmuls,
+    full or none; FSDP units are layers or separate.
+    """
     sizes = {"dim": 8192, "num_heads": 64, "num_kv_heads": 8, "hidden": 28672}
     return _llama3(
         sizes,
@@ -241,6 +267,7 @@ def llama3_70b(
         compiled=compiled,
         async_tp=async_tp,
         microbatches=microbatches,
+        units=units,
     )
 
 
@@ -255,8 +282,11 @@ def llama3_405b(
     compiled: bool = False,
     async_tp: bool = False,
     microbatches: int = 1,
+    units: str = "layers",
 ) -> Scenario:
-    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, full or none."""
+    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, selective_matmuls,
+    full or none; FSDP units are layers or separate.
+    """
     sizes = {"dim": 16384, "num_heads": 128, "num_kv_heads": 8, "hidden": 53248}
     return _llama3(
         sizes,
@@ -268,4 +298,5 @@ def llama3_405b(
         compiled=compiled,
         async_tp=async_tp,
         microbatches=microbatches,
+        units=units,
     )

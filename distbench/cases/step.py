@@ -141,11 +141,11 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, context)
-        stays_open = scenario.plan.compile is None  # closing a compiled step discards all compiled code
+        stays_open = not scenario.plan.compiles  # closing a compiled step discards all compiled code
         yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=pause)
     finally:
         torch.set_default_dtype(step.default_dtype)
-        if scenario.plan.compile is not None:
+        if scenario.plan.compiles:
             torch.compiler.reset()
 
 

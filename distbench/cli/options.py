@@ -72,7 +72,7 @@ class PluginChoice(click.Choice[str]):
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """A time such as 30s, 5m, 2h or 30d, converted to seconds. The unit of a bare number is seconds.
+    """A time such as 900ms, 30s, 5m, 2h or 30d, converted to seconds. The unit of a bare number is seconds.
 
     Args:
         least_s: the shortest valid duration in seconds.
@@ -80,7 +80,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
     """
 
     name = "duration"
-    UNITS_S: ClassVar = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+    UNITS_S: ClassVar = {"": 1, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
     def __init__(self, least_s: float = 1.0, most_s: float = MONTH_S) -> None:
         self.least_s, self.most_s = least_s, most_s
@@ -89,7 +89,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         """Return the seconds. Raise click.BadParameter if the text is not a duration or is out of bounds."""
         parts = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?([a-z]*)", str(value).strip().lower())
         if parts is None or parts[2] not in self.UNITS_S:
-            self.fail(f"{value!r} is not a duration; give seconds, or a number with s, m, h, d or w: 30s, 5m, 2h.")
+            self.fail(f"{value!r} is not a duration; give seconds, or a number with ms, s, m, h, d or w: 30s, 5m, 2h.")
         seconds = float(parts[1]) * self.UNITS_S[parts[2]]
         if seconds < self.least_s:
             self.fail(f"{value} is too short; give at least {self.least_s:g} s.")

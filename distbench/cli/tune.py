@@ -64,6 +64,21 @@ from distbench.spec.errors import INTERRUPTED
     help="Price per device and hour, to show costs.",
 )
 @click.option(
+    "--objective",
+    type=click.Choice(["tokens", "memory", "cost"]),
+    default="tokens",
+    show_default=True,
+    help="Recommend the fastest plan, the smallest plan, or the plan with the least cost per token (needs --price). "
+    "At a fixed --world, the fastest plan costs least.",
+)
+@click.option("--max-step", "max_step_s", type=Duration(least_s=1e-6), metavar="TIME", help="Recommend no slower plan.")
+@click.option(
+    "--headroom",
+    metavar="AMOUNT",
+    help="Memory per device to leave free. Default: the hardware file's reserve, for the context, NCCL's buffers and "
+    "workspaces.",
+)
+@click.option(
     "--float8",
     metavar="MODULES",
     help="Simulate matmuls of these modules in float8, such as 'layers.*'. Needs --hardware.",

@@ -210,7 +210,7 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
 
     With `of_compiled`, the peak of a compiled step is predicted as for an uncompiled step.
     """
-    if step.plan.compile is not None and not of_compiled:
+    if step.plan.compiles and not of_compiled:
         return None, NOT_COMPILED
     try:
         # A thread of gloo may free a tensor late, which would add it to the prediction.

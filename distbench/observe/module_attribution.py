@@ -27,7 +27,7 @@ from distbench.ranks.measure import Call
 from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.run_file import COMPUTING_COLUMNS, PHASE_COLUMNS, TRACE_COLUMNS
 from distbench.spec import ParallelPlan
-from distbench.spec.plan import ULYSSES
+from distbench.spec.plan import LOSS, ULYSSES
 from distbench.torch_private import (
     BACKEND_OPS,
     CollectiveCall,
@@ -116,8 +116,8 @@ def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
 
 
 UNKNOWN_GROUP = "?"
-# Owners that are not modules.
-LOSS, OPTIMIZER, STEP = "(loss)", "(optimizer)", "(step)"
+# Owners that are not modules, in addition to LOSS.
+OPTIMIZER, STEP = "(optimizer)", "(step)"
 OWN_PHASES = {"optimizer": OPTIMIZER, OTHER: STEP}
 # With find_unused_parameters, flags of parameters with a gradient on some rank: DDP's only all-reduce of i32.
 USED_PARAMETERS = "DDP used parameters"

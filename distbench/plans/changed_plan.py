@@ -43,8 +43,8 @@ def changed_plan(plan: ParallelPlan, knobs: Mapping[str, Any]) -> ParallelPlan:
 def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
     if name == "mesh":
         return plan
-    if name == "microbatches":
-        return replace(plan, microbatches=value)
+    if name in ("microbatches", "loss"):
+        return replace(plan, **{name: None if value == "none" else value})
     if name == "checkpoint":
         # "full" checkpoints all activations of the modules that the plan checkpoints, or else of the modules that FSDP
         # wraps.

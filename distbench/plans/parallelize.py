@@ -29,9 +29,10 @@ from distbench.plans.module_patterns import (
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import own_shard
-from distbench.spec import CompilePlan, CpPlan, ParallelPlan, UserError
+from distbench.spec import CompilePlan, CpPlan, ParallelPlan, Scenario, UserError
 from distbench.spec.devices import is_accelerator
 from distbench.spec.mesh import BATCH_DIMS
+from distbench.spec.plan import LOSS_CHUNKS
 from distbench.torch_private import (
     PENDING,
     Skipped,
@@ -314,7 +315,42 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
         module.forward = _entered(compiled, name)  # type: ignore[method-assign]
 
 
-def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
+def planned_loss(scenario: Scenario, device: torch.device) -> Callable[[Any, Any], Any] | None:
+    """Return the scenario's loss, computed as `ParallelPlan.loss` says; Skipped if the backend cannot work here."""
+    loss, plan = scenario.loss, scenario.plan
+    if loss is None or plan.loss is None:
+        return loss
+    if plan.loss == "chunked":
+        return wraps(loss)(partial(_in_chunks, loss))
+    backend = plan.compile.backend if plan.compile is not None else "inductor"
+    if reason := why_not(backend, device):
+        raise Skipped(f"torch.compile with backend {backend!r}: {reason}")
+    forget_layouts()
+    return _entered(torch.compile(loss, backend=backend), "the loss", "leave ParallelPlan.loss out")
+
+
+def _in_chunks(loss: Callable[[Any, Any], Any], output: Any, targets: Any) -> Any:
+    """Return the mean of the loss over parts of the sequence, which is the loss if it is a mean over positions.
+
+    Backward computes each part again, so one part at a time has memory beyond its output.
+
+    Raises:
+        UserError: output and targets have no common sequence.
+    """
+    length = output.shape[1] if torch.is_tensor(output) and output.ndim > 1 else 0
+    if not (length and torch.is_tensor(targets) and targets.shape[:2] == output.shape[:2]):
+        raise UserError(
+            "ParallelPlan.loss='chunked' needs an output (batch, sequence, ...) and targets (batch, sequence, ...); "
+            "leave it out, or use 'compiled'"
+        )
+    parts = zip(output.chunk(LOSS_CHUNKS, 1), targets.chunk(LOSS_CHUNKS, 1), strict=True)
+    losses = [checkpoint(loss, *part, use_reentrant=False) * (part[0].shape[1] / length) for part in parts]
+    return torch.stack(losses).sum()
+
+
+def _entered(
+    compiled: Callable[..., Any], name: str, advice: str = "name other modules in CompilePlan, or leave compile out"
+) -> Callable[..., Any]:
     """Wrap compiled code as the forward of the module with that name."""
 
     def waited(value: Any) -> Any:
@@ -333,7 +369,7 @@ def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
         except compiler_errors() as error:
             problem = f"torch {torch.__version__} does not compile {name or 'the whole model'} under this plan"
             why = " ".join(str(error).partition("\n\n")[0].split())
-            raise Unsupported(f"{problem} ({why}); name other modules in CompilePlan, or leave compile out") from error
+            raise Unsupported(f"{problem} ({why}); {advice}") from error
 
     return forward
 

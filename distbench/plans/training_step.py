@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +25,13 @@ from distbench.plans.model import (
     tensors_of,
 )
 from distbench.plans.module_patterns import styles_by_module
-from distbench.plans.parallelize import parallelize, sequence_sharded, shards_sequence, unshard_outputs
+from distbench.plans.parallelize import (
+    parallelize,
+    planned_loss,
+    sequence_sharded,
+    shards_sequence,
+    unshard_outputs,
+)
 from distbench.plans.pipeline import LocalStage, LocalStages, Pipeline, inputs_and_targets, local_stages
 from distbench.plans.user_step import (
     OTHER,
@@ -141,6 +148,7 @@ class TrainingStep:
         if missing := [package for package in scenario.needs if find_spec(package) is None]:
             raise Skipped(f"{missing[0]} is not installed; run pip install {missing[0]}")
         self.plan = plan = scenario.step_plan
+        scenario = replace(scenario, loss=planned_loss(scenario, context.device))
         self._context, self._scenario = context, scenario
         self.built = built = built or blueprint(scenario.build_model, context.seed)
         self.batch = batch_of(scenario)

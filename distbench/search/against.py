@@ -24,6 +24,7 @@ from distbench.spec import Entry, find
 from distbench.spec.errors import UserError
 from distbench.spec.job import MESH, brief_mesh, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
+from distbench.spec.plan import LOSS
 
 MICROBATCHES = (1, 2)  # that are recorded instead of more
 LAYERS_IN_FLOAT8 = ("layers.*",)
@@ -151,7 +152,8 @@ def _step_of(row: Published) -> _Step:
         raise UserError(f"{row.scenario} has {len(entries)} scenarios; name one")
     (entry,) = entries
     mesh = {**dict.fromkeys(entry.mesh, 1), **row.sizes}
-    variants = variants_of(entry, parse_choices(row.choice_texts, entry.params), False)
+    texts = (*row.choice_texts, "plan.loss=chunked") if row.loss == "chunked" else row.choice_texts
+    variants = variants_of(entry, parse_choices(texts, entry.params), False)
     if len(variants) != 1:
         raise UserError(f"choices {row.choices!r} name {len(variants)} variants of {row.scenario}; choose one")
     return _Step(row, entry, {**variants[0], MESH: brief_mesh(mesh)}, mesh)
@@ -184,8 +186,9 @@ def _machine(row: Published) -> Hardware:
 
 
 def _as_run(recording: Recording, row: Published) -> Recording:
-    """Return the recording, compiled layer by layer if the row's run was."""
+    """Return the recording, with layers and loss compiled if the row's were."""
     names = tuple(f"layers.{number}" for number in range(MAX_LAYERS)) if row.mode == "compile" else ()
+    names = (*names, LOSS) if row.loss == "compiled" else names
     return dataclasses.replace(recording, head=dataclasses.replace(recording.head, compiled=names))
 
 

@@ -29,7 +29,7 @@ from distbench.search.sweep_result import (
     Prediction,
     SweepState,
 )
-from distbench.show.units import disk_text
+from distbench.show.units import brief_time_text, disk_text
 from distbench.simulate.compile_float8 import FLOAT8_RATES
 from distbench.simulate.hardware_file import Figure, Hardware
 from distbench.simulate.recording import Collective, Recording, load_recordings
@@ -60,12 +60,21 @@ def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | Non
     return next((name for name in names if name not in swept), None)
 
 
-def with_memory(hardware: Hardware, memory_bytes: float | None) -> Hardware:
-    """Return the same machine with the memory of --memory."""
-    if memory_bytes is None:
-        return hardware
-    figure = Figure(int(memory_bytes), "published", "--memory")
-    return replace(hardware, figures={**hardware.figures, "memory_bytes": figure})
+def with_memory(hardware: Hardware, memory_bytes: float | None, headroom_bytes: float | None = None) -> Hardware:
+    """Return the same machine with the memory of --memory, and the reserve of --headroom.
+
+    Raises:
+        UserError: the reserve is the whole memory.
+    """
+    options = {"memory_bytes": ("--memory", memory_bytes), "reserve_bytes": ("--headroom", headroom_bytes)}
+    own = {
+        name: Figure(int(value), "published", option) for name, (option, value) in options.items() if value is not None
+    }
+    machine = replace(hardware, figures={**hardware.figures, **own})
+    if headroom_bytes is not None and machine.usable_bytes <= 0:
+        memory = disk_text(machine["memory_bytes"])
+        raise UserError(f"--headroom {disk_text(headroom_bytes)} is the whole memory ({memory}); give less")
+    return machine
 
 
 def predicted(
@@ -409,6 +418,10 @@ def require_fitting(setup: Setup, state: SweepState, hardware: Hardware) -> None
     if not state.predictions:
         raise no_plan_error(setup, state, hardware)
     best = state.ranked_predictions[0]
+    if best.fits is not False and best.step_s > state.max_step_s:
+        problem = f"no tried plan of {setup.entry.name} takes at most {brief_time_text(state.max_step_s)} per step"
+        fastest = f"the fastest that fits ({best.candidate.text}) takes {brief_time_text(best.step_s)}"
+        raise UserError(f"{problem}; {fastest}; give a larger --max-step, --world or --plans")
     if best.fits is False:
         raise no_plan_fits(setup.entry.name, setup.world, best, hardware, state.stopped)
 

@@ -133,6 +133,8 @@ class Space:
                 choices["plan.prefetch"] = [None, AHEAD]
             if not fsdp["mixed_precision"]:
                 choices["plan.mixed_precision"] = ["none", "bf16"]
+        if (loss := facts.get("loss")) is not None:
+            choices["plan.loss"] = [loss, *(value for value in ("none", "compiled") if value != loss)]
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
             choices["plan.rotate"] = [cp["rotate"], *(rotation for rotation in ROTATIONS if rotation != cp["rotate"])]
             choices["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]

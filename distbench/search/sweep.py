@@ -13,7 +13,7 @@ from distbench.search.measured import NUM_FINAL, Rounds, changes_of_best, claim_
 from distbench.search.predicted import Predictor, layers_of, no_plan_error, predict, require_fitting, with_memory
 from distbench.search.space import Candidate, Setup, set_up
 from distbench.search.sweep_child import PlanCode, SweepChild, code_of, facts_of, legal
-from distbench.search.sweep_result import Limits, Prediction, SweepResult, SweepState, plans_of, result_of
+from distbench.search.sweep_result import COST, TOKENS, Limits, Prediction, SweepResult, SweepState, plans_of, result_of
 from distbench.search.sweep_text import best_so_far
 from distbench.simulate.compile_float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
@@ -49,14 +49,17 @@ class AskedSweep:
     """A checked command line.
 
     Args:
-        hardware: the hardware file with the memory of --memory; None to measure.
+        hardware: the hardware file with the memory of --memory and --headroom; None to measure.
         price: price per device-hour.
+        objective, max_step_s: as in SweepState.
     """
 
     setup: Setup
     hardware: Hardware | None
     limits: Limits
     price: float | None
+    objective: str
+    max_step_s: float
     around: bool
     resume: bool
     quiet: bool
@@ -73,6 +76,14 @@ class AskedSweep:
         hardware = None if given["hardware"] is None else load_hardware(given["hardware"])
         if memory and hardware is None:
             raise UserError("--memory needs --hardware, because measured plans fit anyway; add --hardware")
+        headroom = (
+            None if given["headroom"] is None else amount(given["headroom"], "--headroom", BYTES, "GB", MOST_BYTES)
+        )
+        for option, name in (("--headroom", "headroom"), ("--max-step", "max_step_s"), ("--objective", "objective")):
+            if given[name] not in (None, TOKENS) and hardware is None:
+                raise UserError(f"{option} needs --hardware, because it chooses among predictions; add --hardware")
+        if given["objective"] == COST and given["price"] is None:
+            raise UserError("--objective cost needs the price of a device; add --price AMOUNT")
         if given["float8"] is not None and hardware is None:
             raise UserError("--float8 needs --hardware, because float8 is a rule of predictions; add --hardware")
         if given["assume"] and hardware is None:
@@ -84,9 +95,11 @@ class AskedSweep:
         require_folder(folder, setup, given["resume"])
         return cls(
             setup=setup,
-            hardware=hardware and with_memory(hardware, memory),
+            hardware=hardware and with_memory(hardware, memory, headroom),
             limits=Limits(given["max_plans"], given["budget_s"]),
             price=given["price"],
+            objective=given["objective"],
+            max_step_s=given["max_step_s"] or math.inf,
             around=given["around_my_plan"],
             resume=given["resume"],
             quiet=given["quiet"],
@@ -110,9 +123,13 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
             try:
                 if request.hardware is None:
                     require_ranks(setup)
-                space = setup.space(facts_of(setup, child))
+                facts = facts_of(setup, child)
+                if request.hardware is None or request.hardware.host is not None:
+                    facts["loss"] = None  # measured plans would compile on this machine's CPUs
+                space = setup.space(facts)
                 setup.require_meshes(space)
-                state = SweepState(space, setup.as_written(space) if request.around else None)
+                written = setup.as_written(space) if request.around else None
+                state = SweepState(space, written, request.objective, request.max_step_s)
                 if request.hardware is None:
                     _measure(request, child, state)
                 else:

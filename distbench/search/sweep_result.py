@@ -1,5 +1,6 @@
 """Results of a sweep: predicted and measured plans, their order by time and memory, and the notes."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,8 @@ from distbench.spec.printable_text import count_text
 from distbench.statistics.pass_comparison import as_table, compare_passes
 
 FEW = (2, 4)  # layers that are recorded instead of all
-CLOSE = 0.01  # predicted times with smaller differences are ties
+CLOSE = 0.01  # memory with smaller differences, and without error bars also times, are ties
+TOKENS, MEMORY, COST = OBJECTIVES = ("tokens", "memory", "cost")
 EQUAL = 0.001  # of the time: smaller differences count as equal
 LEAST_SHARE = 0.002  # of the step: smaller differences are not listed as reasons
 MAX_LEFT_OUT = 3
@@ -67,6 +69,18 @@ class Prediction:
     def tokens_per_s(self) -> float:
         """Tokens per second of all devices; samples if the scenario gives no tokens."""
         return (self.num_tokens or self.batch_size) / self.step_s
+
+    @property
+    def timed_kind(self) -> TimedKind:
+        """The step time and the kinds of parallelism, for the error of ratios."""
+        return self.step_s, plan_kinds(self.candidate.mesh)
+
+    def ties_with(self, other: "Prediction") -> bool:
+        """Return whether two plans are too close for an order, by the error of ratios or, without one, by CLOSE."""
+        errors = difference_errors() if self.step_bar is not None else None
+        if errors is None:
+            return abs(self.step_s / other.step_s - 1) <= CLOSE
+        return is_tie(self.timed_kind, other.timed_kind, errors)
 
 
 @dataclass(frozen=True)
@@ -195,10 +209,14 @@ class SweepState:
         traces: the communication of each plan of the last measured round.
         faster_outside: options outside of the search, with the recommended plan's prediction if they make it faster.
         num_reused: measured rounds taken from an earlier sweep; None without --reuse.
+        objective: one of OBJECTIVES. The number of devices is fixed, so the fastest plan costs least.
+        max_step_s: slower plans are not recommended.
     """
 
     space: Space
     written: Candidate | None = None
+    objective: str = TOKENS
+    max_step_s: float = math.inf
     predictions: dict[Candidate, Prediction] = field(default_factory=dict)
     measured: dict[Candidate, RankedPlan] = field(default_factory=dict)
     final: list[RankedPlan] = field(default_factory=list)
@@ -221,17 +239,21 @@ class SweepState:
 
     @property
     def ranked_predictions(self) -> list[Prediction]:
-        """Return predictions that fit or may fit, the fastest first, then predictions that do not fit, the smallest
-        first.
+        """Return predictions that fit or may fit, the fastest first, then predictions that are slower than
+        `max_step_s`, then predictions that do not fit, the smallest first.
 
-        Of plans that tie with the fastest, the plan with the least memory comes first, or the fastest plan with about
-        as little memory. Plans with a whole recording come before plans with a memory estimate.
+        Of plans that tie with the fastest (with the objective `memory`, of all plans), the plan with the least memory
+        comes first, or the fastest of those with about as little memory. Plans with a whole recording come before plans
+        with a memory estimate.
         """
-        usable = [prediction for prediction in self.predictions.values() if prediction.fits is not False]
+        fitting = [prediction for prediction in self.predictions.values() if prediction.fits is not False]
         too_large = [prediction for prediction in self.predictions.values() if prediction.fits is False]
-        usable.sort(key=lambda prediction: 1 / prediction.tokens_per_s)
+        fitting.sort(key=lambda prediction: 1 / prediction.tokens_per_s)
         too_large.sort(key=lambda prediction: prediction.reserved_bytes)
-        near = [prediction for prediction in usable if prediction.step_s <= (1 + CLOSE) * usable[0].step_s]
+        usable = [prediction for prediction in fitting if prediction.step_s <= self.max_step_s]
+        too_large = [*(prediction for prediction in fitting if prediction.step_s > self.max_step_s), *too_large]
+        is_small = self.objective == MEMORY
+        near = [prediction for prediction in usable if is_small or prediction.ties_with(usable[0])]
         near = [prediction for prediction in near if prediction.is_whole] or near
         if near:
             least = min(prediction.reserved_bytes for prediction in near)
@@ -321,7 +343,7 @@ class SweepResult:
         traces: the communication of measured plans, if traced.
         predicted: all predicted plans, if `plans` are the measured best of them.
         estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
-        faster_outside: as in SweepState.
+        faster_outside, objective: as in SweepState.
     """
 
     title: str
@@ -342,6 +364,7 @@ class SweepResult:
     predicted: Sequence[RankedPlan] = ()
     estimates: Sequence[float] = ()
     faster_outside: Mapping[str, Prediction] = field(default_factory=dict)
+    objective: str = TOKENS
 
     @property
     def best(self) -> RankedPlan:
@@ -352,7 +375,7 @@ class SweepResult:
     def best_probability(self) -> float | None:
         """Probability that the recommended plan is the fastest of the usable plans; None without error bars."""
         errors = difference_errors() if self.best.step_bar is not None else None
-        if errors is None:
+        if errors is None or self.objective == MEMORY:
             return None
         return best_probability([plan.timed_kind for plan in self.plans if plan.fits is not False], errors)
 
@@ -431,6 +454,7 @@ def result_of(
         predicted=predicted if is_measured else (),
         estimates=state.estimates,
         faster_outside={} if is_measured else state.faster_outside,
+        objective=state.objective,
     )
 
 

@@ -230,6 +230,7 @@ def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, An
         "predicted_s": plan.predicted_s,
     }
     if plan.prediction is not None:
+        record["mfu"] = plan.prediction.mfu
         record["parts_s"] = dict(plan.prediction.parts_s)
         record["exposed_s"] = [
             {"mesh_dim": mesh_dim, "kind": kind, "owner": owner, "exposed_s": seconds}
@@ -328,6 +329,7 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
         ("step", lambda plan: time_text(plan.step_s)),
         ("vs best", lambda plan: f"{plan.step_s / plans[0].step_s:.2f}"),
         (f"{unit}/s", lambda plan: rate_text(plan.tokens_per_s)),
+        ("MFU", lambda plan: f"{100 * plan.prediction.mfu:.0f} %" if plan.prediction else NOTHING),
         ("memory", memory_text),
         *costs,
         ("predicted", lambda plan: time_text(plan.predicted_s) if plan.predicted_s else NOTHING),
@@ -352,8 +354,8 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
         notes.append(f"(reserve): not recommended, leaves less than the reserve of {reserve}")
     if any(plan.is_tight for plan in plans):
         notes.append("(tight): fits only because the allocator frees its cache; its time for this is not counted")
-    optional = (f"{unit}/s", "per step", "predicted", "vs best")
-    table = table_of(title, columns, plans, notes, (), optional, where_known=("predicted", "<verdict"))
+    optional = (f"{unit}/s", "MFU", "per step", "predicted", "vs best")
+    table = table_of(title, columns, plans, notes, (), optional, where_known=("predicted", "<verdict", "MFU"))
     return capped(table, MAX_ROWS, "more rows: --format json")
 
 

@@ -38,7 +38,7 @@ from distbench.simulate.recording import (
     Touched,
 )
 from distbench.spec.errors import UserError, nearest
-from distbench.spec.plan import folded, matching
+from distbench.spec.plan import LOSS, folded, matching
 
 DEFAULT_STREAM = 0
 FLOAT8_RATES = {"peak_fp8_flops", "matmul_fp8_flops"}  # figures of a machine with float8
@@ -119,6 +119,9 @@ def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_FusedRu
             and not event.dtype.startswith("complex")
             and _is_within(event.owner, inside)
         ):
+            if run and _phase(events[run[-1]]) != event.phase:  # from the loss to its backward
+                runs.append(_FusedRun(run, place))
+                run = []
             run.append(place)
         elif run:
             runs.append(_FusedRun(run, place))
@@ -251,6 +254,67 @@ def _as_first(second: Sequence[Event], first: Sequence[Event]) -> list[Event]:
         elif _phase(event) == "optimizer":
             new_events, state = [*new_events, *state], []
     return [*new_events, *state, *(Freed(block) for block in new_blocks.values())]
+
+
+def in_compiled_loss(recording: Recording) -> Recording:
+    """Return the recording with inputs of the loss kept for backward instead of larger tensors that the loss makes.
+
+    The partitioner keeps the smaller side of a cut: logits in their own dtype instead of the logarithm of the softmax
+    in fp32, which the kernel of backward computes again. `fused_bytes` and `compiled_memory` make kernels of the
+    operators.
+    """
+    start = max(place for place, event in enumerate(recording.events) if isinstance(event, StepBegun))
+    before, step = recording.events[:start], recording.events[start:]
+    sizes = {event.block: event.num_bytes for event in step if isinstance(event, Allocated)}
+    freed = {event.block: place for place, event in enumerate(step) if isinstance(event, Freed)}
+    inputs: dict[int, dict[int, int]] = {}  # of blocks that the loss makes in forward: block to bytes
+    last: dict[int, int] = {}  # index of a block's last use
+    for place, event in enumerate(step):
+        if not isinstance(event, Operator):
+            continue
+        if event.phase == "forward" and event.owner == LOSS:
+            outside: dict[int, int] = {}
+            for block, num_bytes in event.reads:
+                outside |= inputs.get(block, {block: num_bytes})
+            inputs |= {block: outside for block, _ in event.writes}
+        last |= dict.fromkeys((block for block, _ in event.reads), place)
+    instead = {
+        block: outside
+        for block, outside in inputs.items()
+        if block in sizes.keys() & freed.keys() & last.keys()
+        and _phase(step[last[block]]) == "backward"
+        and sum(outside.values()) < sizes[block]
+    }
+    until: dict[int, int] = {}  # input to the end of the kernel that reads it instead
+    for block, outside in instead.items():
+        own = itertools.takewhile(lambda at: _is_of_loss(at[1]), enumerate(step[last[block] :], start=last[block]))
+        end = max(place for place, event in own if isinstance(event, Operator))
+        until |= {part: max(end, until.get(part, 0)) for part in outside if part in freed}
+    ends: dict[int, list[int]] = defaultdict(list)
+    for part, place in until.items():
+        ends[max(place, freed[part])].append(part)
+
+    def replaced(touched: Touched, keeps: bool) -> Touched:
+        blocks: dict[int, int] = {}
+        for block, num_bytes in touched:
+            blocks |= instead[block] if keeps and block in instead else {} if block in instead else {block: num_bytes}
+        return [*blocks.items()]
+
+    new_events: list[Event] = []
+    for place, event in enumerate(step):
+        is_replaced = isinstance(event, Allocated | Freed) and event.block in instead
+        if isinstance(event, Operator):
+            reads, writes = replaced(event.reads, True), replaced(event.writes, False)
+            new_events.append(event._replace(reads=reads, writes=writes))
+        elif not is_replaced and not (isinstance(event, Freed) and event.block in until):
+            new_events.append(event)
+        new_events += map(Freed, ends.get(place, ()))
+    return replace(recording, events=[*before, *new_events])
+
+
+def _is_of_loss(event: Event) -> bool:
+    """Return whether an event may be between two operators of the loss."""
+    return not isinstance(event, Operator) or event.owner == LOSS
 
 
 def patterns_of(text: str, hardware: Hardware) -> tuple[str, ...]:

@@ -206,7 +206,11 @@ def difference_errors(rows: Sequence[Residual] | None = None) -> DifferenceError
     """Return the errors of ratios of plans, from pairs of rows of one source, model and machine; None without enough
     sources.
     """
-    rows = held_out() if rows is None else rows
+    return _difference_errors(held_out() if rows is None else tuple(rows))
+
+
+@functools.cache
+def _difference_errors(rows: tuple[Residual, ...]) -> DifferenceErrors | None:
     pairs = pairs_of(rows)
     same = _by_source([pair for pair in pairs if pair[0].plan == pair[1].plan])
     other = _by_source([pair for pair in pairs if pair[0].plan != pair[1].plan])

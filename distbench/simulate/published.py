@@ -7,7 +7,7 @@ and replaces any other field.
 
 import csv
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +21,7 @@ from distbench.spec.mesh import parse_mesh
 FOLDER = Path(__file__).parent / "accuracy"
 SHIPPED = "published"  # the name of FOLDER as an argument
 MAX_ROWS = 10_000
+REQUIRED = ("name", "url", "split", "tokens_per_s", "dtype", "mode")
 Positive = Annotated[float, Meta(gt=0, lt=1e12, description="a number above 0")]
 
 
@@ -37,6 +38,8 @@ class Published(Struct, frozen=True):
         machine: figures that replace the hardware file's, as NAME=VALUE.
         dtype: of the matmuls of all layers.
         mode: whether the layers are compiled.
+        loss: how the software computes the loss, as `ParallelPlan.loss`; empty if the source does not state it, then
+            simulated as eager.
         tokens_per_s: per device.
         reserved_gib: largest max_reserved of all devices.
         not_simulated: the reason why no scenario expresses the row.
@@ -51,6 +54,7 @@ class Published(Struct, frozen=True):
     tokens_per_s: Positive
     dtype: Literal["bf16", "float8"]
     mode: Literal["eager", "compile"]
+    loss: Literal["", "eager", "compiled", "chunked"] = ""
     software: str = ""
     left_open: str = ""
     scenario: str = ""
@@ -111,21 +115,37 @@ def plan_kinds(mesh: Mapping[str, int]) -> str:
     return " x ".join(has) or ("FSDP" if mesh.get("dp_replicate", 1) > 1 else "one device")
 
 
-def published_rows(path: Path | str) -> list[Published]:
+def published_rows(path: Path | str, leave_out: Callable[[str], None] | None = None) -> list[Published]:
     """Read a CSV file, or all CSV files of a folder in alphabetical order.
 
+    Args:
+        leave_out: called with a sentence per invalid row, which is not returned; None raises the first one.
+
     Raises:
-        UserError: no such file, no rows, an unknown or missing field, or an invalid value.
+        UserError: no such file, no valid rows, an unknown or missing field, or an invalid value.
     """
     path = FOLDER if str(path) == SHIPPED else Path(path)
     files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
-    rows = [row for file in files for row in _rows(file)]
+    rows: list[Published] = []
+    problems: list[UserError] = []
+    for result in itertools.chain.from_iterable(map(_rows, files)):
+        if isinstance(result, Published):
+            rows.append(result)
+        elif leave_out is None:
+            raise result
+        else:
+            problems.append(result)
     if not rows:
-        raise UserError(f"--against {path} has no rows; give a CSV file of published steps, or {SHIPPED!r}")
+        advice = f"give a CSV file of published steps, or {SHIPPED!r}"
+        raise problems[0] if problems else UserError(f"--against {path} has no rows; {advice}")
+    for problem in problems:
+        assert leave_out is not None
+        leave_out(f"left out: {problem}")
     return rows
 
 
-def _rows(file: Path) -> Iterator[Published]:
+def _rows(file: Path) -> Iterator[Published | UserError]:
+    """Yield the rows, or the error of an invalid row."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -138,23 +158,32 @@ def _rows(file: Path) -> Iterator[Published]:
         head[name.strip()] = value.strip()
     reader = csv.DictReader(body)
     fields = Published.__struct_fields__
-    for name in [*head, *(reader.fieldnames or ())]:
-        if name not in fields:
-            raise UserError(f"--against {file}: field {name!r} is unknown ({nearest(str(name), fields)})")
     for count, cells in enumerate(reader, start=1):
         where = f"--against {file}, row {count}"
-        if count > MAX_ROWS or None in cells:
-            raise UserError(f"{where}: more cells or rows than expected; give one cell per field of the header")
+        if count > MAX_ROWS:
+            yield UserError(f"{where}: a file has at most {MAX_ROWS:,} rows; give the others in another file")
+            return
+        if None in cells:
+            yield UserError(f"{where} has more cells than the header; give one cell per field of the header")
+            continue
         own = {name: cell for name, cell in cells.items() if cell}
         opens = "; ".join(filter(None, (head.get("left_open"), own.get("left_open"))))
         record: dict[str, object] = {**head, **own, "left_open": opens}
         try:
+            for name in record:
+                if name not in fields:
+                    raise ValueError(f"field {name!r} is unknown ({nearest(str(name), fields)})")
+            for name in REQUIRED:
+                if name not in record:
+                    raise ValueError(
+                        f"{name} is missing; give it in the row, or for all rows in a line # {name}: VALUE"
+                    )
             for name in ("tokens_per_s", "reserved_gib"):
                 if name in record:
                     record[name] = _number(str(record[name]))
             yield decode(record, Published)
         except (ValueError, UserError) as error:
-            raise UserError(f"{where}: {error}") from error
+            yield UserError(f"{where}: {error}")
 
 
 def _number(text: str) -> float:

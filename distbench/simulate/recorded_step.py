@@ -24,7 +24,7 @@ from distbench.simulate.operator_recorder import DEVICE_TYPE, Recorder, StageMes
 from distbench.simulate.recording import MAX_RANKS, Head, PipelineFacts, Recording, ranks_of_pipeline
 from distbench.spec import Scenario, UserError
 from distbench.spec.assumptions import Assumption, assumption_text
-from distbench.spec.plan import ULYSSES
+from distbench.spec.plan import LOSS, ULYSSES
 from distbench.spec.versions import outside_of_support
 from distbench.torch_private import (
     KnownValues,
@@ -102,8 +102,9 @@ def recorded(
     if scenario.build_model is None or scenario.make_batch is None:
         raise UserError(f"scenario {name!r} has no step to simulate; add build_model and make_batch")
     # Code for inductor is recorded operator by operator, and fused into kernels at replay.
-    compile_plan = scenario.plan.compile
-    scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
+    compile_plan, fuses_loss = scenario.plan.compile, scenario.plan.loss == "compiled"
+    loss = None if fuses_loss else scenario.plan.loss
+    scenario = replace(scenario, plan=replace(scenario.plan, compile=None, loss=loss))
     assert scenario.build_model is not None
     device = simulate_device()
     with fake_ranks(mesh, DEVICE_TYPE, rank) as devices:
@@ -144,7 +145,7 @@ def recorded(
         num_tokens=case.params.get("num_tokens"),
         microbatches=scenario.plan.microbatches,
         phases=tuple(dict.fromkeys(phases)),
-        compiled=compiled,
+        compiled=(*compiled, LOSS) if fuses_loss else compiled,
         async_tp=compile_plan is not None and compile_plan.async_tp,
         rank=rank,
         case_id=case.id,

@@ -75,7 +75,7 @@ class Head:
         torch: torch's version.
         batch_size, num_tokens: samples and tokens of the global batch; tokens are None if the scenario sets none.
         microbatches: number of parts of a rank's batch.
-        compiled: names of the modules that the plan compiles; their operators are recorded uncompiled.
+        compiled: names of the modules that the plan compiles, and LOSS; their operators are recorded uncompiled.
         async_tp: whether the plan compiles with async TP; TP's collectives are recorded whole.
         rank: the recorded rank.
         case_id: id of the same step's case in a measured run, whose parameters are `params`.

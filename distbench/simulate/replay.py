@@ -9,12 +9,12 @@ from typing import Any
 from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.async_tp import ASYNC_TP_RULE, in_async_tp
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_together
-from distbench.simulate.compile_float8 import FLOAT8_RULE, compiled_memory, in_float8_by
+from distbench.simulate.compile_float8 import FLOAT8_RULE, compiled_memory, in_compiled_loss, in_float8_by
 from distbench.simulate.error_bars import Bar, Traits, bar_range, memory_bar, time_bar, traits_of
 from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.operator_costs import host_assumptions
 from distbench.simulate.recording import COPIES, ON_HOST, SCHEDULE, Operator, Recording, ranks_of_pipeline
-from distbench.spec.plan import folded
+from distbench.spec.plan import LOSS, folded
 
 NOT_SIMULATED = (
     "each rank is simulated alone, at the speed of the slowest device, and does not wait for other ranks within the "
@@ -74,6 +74,9 @@ class Simulation:
         """Return simulations of ranks and variants, matching modules in float8; a pipeline's ranks share a clock."""
         changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
         changed = [in_async_tp(recording) if recording.head.async_tp else recording for recording in changed]
+        changed = [
+            in_compiled_loss(recording) if LOSS in recording.head.compiled else recording for recording in changed
+        ]
         together: dict[tuple[str, tuple[int, ...]], list[Recording]] = defaultdict(list)
         for recording in changed:
             together[_pipeline(recording)].append(recording)
@@ -136,7 +139,7 @@ class Simulation:
     def traits(self) -> Traits:
         """The class of the prediction, for its error bars."""
         head = self.recording.head
-        return traits_of(self.hardware, head.mesh, bool(self.float8), bool(head.compiled))
+        return traits_of(self.hardware, head.mesh, bool(self.float8), bool({*head.compiled} - {LOSS}))
 
     @property
     def step_bar(self) -> Bar | None:

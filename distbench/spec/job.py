@@ -280,6 +280,7 @@ KNOBS: Mapping[str, Knob] = {
     "plan.reduce_scatter_group": Knob("own", ("shared", "own"), "fsdp"),
     "plan.reduce_scatter_buffers": Knob(2, needs="fsdp"),
     "plan.compile": Knob("inductor", ("none", "eager", "aot_eager", "inductor")),
+    "plan.loss": Knob("compiled", ("none", "compiled", "chunked")),
 }
 
 

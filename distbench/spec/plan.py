@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from distbench.spec.checked_dataclass import Declared
 
+LOSS = "(loss)"  # the loss as an owner of operators and collectives
+LOSS_CHUNKS = 8
+
 
 @dataclass(frozen=True)
 class PipelineSchedule:
@@ -319,6 +322,9 @@ class ParallelPlan(Declared):
         ep_tp_dim: a further mesh dim, over which each expert's weights are sharded (EP x TP); its ranks have the same
             tokens. If the mesh has this mesh dim, the styles of `ep` get a mesh of both mesh dims.
         loss_parallel: compute the loss on logits that remain sharded over the vocabulary.
+        loss: compute `Scenario.loss` "compiled" by torch.compile, with the backend of `compile`, or "chunked": on
+            LOSS_CHUNKS parts of the sequence, each computed again in backward. Both keep logits in their own dtype
+            instead of a copy in fp32. None computes the loss as written.
         cp: context parallel, or None.
         checkpoint: glob patterns over names of modules whose activations are recomputed in backward.
         checkpoint_context: `context_fn` of `torch.utils.checkpoint`, to store the outputs of some operators: `() ->
@@ -339,6 +345,7 @@ class ParallelPlan(Declared):
     ep_dim: str | tuple[str, ...] = "ep"
     ep_tp_dim: str | None = None
     loss_parallel: bool = False
+    loss: Literal["compiled", "chunked"] | None = None
     cp: CpPlan | None = None
     checkpoint: tuple[str, ...] = ()
     checkpoint_context: Callable[[], Any] | None = None
@@ -348,6 +355,11 @@ class ParallelPlan(Declared):
     microbatches: int = 1
     pipeline: PipelinePlan | None = None
     state_dict: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile compiles any part of the step."""
+        return self.compile is not None or self.loss == "compiled"
 
     @property
     def tp_dims(self) -> tuple[str, ...]:

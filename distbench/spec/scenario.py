@@ -16,7 +16,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.plan import ParallelPlan
 
 # Fields of a plan and of its FsdpPlan, and setters of FsdpPlan(configure=...), that only affect training.
-_TRAINING_PLAN = ("loss_parallel", "checkpoint", "checkpoint_context", "ddp", "microbatches", "state_dict")
+_TRAINING_PLAN = ("loss_parallel", "loss", "checkpoint", "checkpoint_context", "ddp", "microbatches", "state_dict")
 _TRAINING_FSDP = ("prefetch_backward", "sync_each_microbatch", "all_reduce_each_microbatch", "reshard_each_microbatch")
 _TRAINING_SETTERS = (
     *("set_unshard_in_backward", "set_all_reduce_hook", "set_custom_reduce_scatter", "set_gradient_divide_factor"),
@@ -294,6 +294,11 @@ class Scenario(Declared):
             raise TypeError(f"Scenario.tolerance is {self.tolerance}; give a relative error, 0 or more")
         if self.call is not None and self.loss is not None:
             raise TypeError("Scenario has both call and loss; call also computes the loss, so leave one of them out")
+        if self.plan.loss is not None and self.loss is None:
+            raise TypeError(
+                f"ParallelPlan.loss={self.plan.loss!r} needs Scenario.loss, a function; give it, or leave "
+                "ParallelPlan.loss out"
+            )
         if self.optimizer is not None and self.make_optimizers is not None:
             raise TypeError("Scenario has both optimizer and make_optimizers; leave one of them out")
         self._check_step()

@@ -157,7 +157,7 @@ def _tried(
     """Try one step."""
     tracker = _ForwardTracker(step.model, step.plan, "the step" if isinstance(step, UserStep) else "the loss")
     # Compilation would take longer than everything else, and is part of the run.
-    stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
+    stance = torch.compiler.set_stance("force_eager") if step.plan.compiles else contextlib.nullcontext()
     try:
         with on(), stance:
             step.forward_backward(tracker.stamp)

@@ -32,7 +32,7 @@ STARTED_S = time.monotonic()
 POLL_S = 0.01
 TERMINATE_WAIT_S = 3.0
 HOST = "127.0.0.1"
-COMPILES, COMPILE_KNOB = "CompilePlan", "plan.compile"
+COMPILES, COMPILE_KNOBS = "CompilePlan", {"plan.compile", "plan.loss"}
 
 
 def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> NoReturn:
@@ -198,7 +198,7 @@ def _import_for(job: Job) -> None:
 
 def _import_more_for(job: Job) -> None:
     """Import the compiler once for all ranks if the scenario's text or variants refer to it."""
-    compiles = any(COMPILE_KNOB in variant for variant in job.variants)
+    compiles = any(COMPILE_KNOBS & variant.keys() for variant in job.variants)
     if job.device == "cpu" and (compiles or COMPILES in Path(job.file).read_text(encoding="utf-8", errors="replace")):
         from distbench.torch_private import import_compiler
 

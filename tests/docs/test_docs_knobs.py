@@ -46,6 +46,7 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "checkpoint": ("selective",),
     "inside": ("fsdp", "tp"),
     "plan.compile": KNOBS["plan.compile"].values,
+    "plan.loss": KNOBS["plan.loss"].values,
 }
 
 

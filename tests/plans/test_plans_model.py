@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,9 +19,16 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 from distbench.plans.fsdp import shard_placement_of
 from distbench.plans.model import blueprint, materialise
-from distbench.plans.parallelize import compile_modules, fused_modules, parallelize, recompute_modules, why_not
+from distbench.plans.parallelize import (
+    compile_modules,
+    fused_modules,
+    parallelize,
+    planned_loss,
+    recompute_modules,
+    why_not,
+)
 from distbench.ranks.context import RankContext
-from distbench.spec import CompilePlan, LargestDim, ParallelPlan
+from distbench.spec import CompilePlan, LargestDim, ParallelPlan, Scenario, UserError
 from distbench.torch_private import Skipped, async_tp_options, each_operator, is_pending
 
 
@@ -271,3 +278,31 @@ def test_a_compile_backend_without_a_compiler_says_so(monkeypatch: pytest.Monkey
     with pytest.raises(Skipped, match="no C\\+\\+ compiler"):
         compile_modules(nn.Sequential(Counted()), CompilePlan(("0",)), torch.device("cpu"))
     assert why_not("aot_eager", torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("kind", ["chunked", "compiled"])
+def test_planned_loss_equals_the_plain_loss(kind: Literal["chunked", "compiled"]) -> None:
+    """10 positions do not divide into 8 parts; the mean over parts and its gradient remain the whole ones."""
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1))
+
+    plan = ParallelPlan(loss=kind, compile=CompilePlan(("*",), backend="aot_eager"))
+    scenario = Scenario(build_model=lambda: nn.Linear(2, 2), make_batch=lambda: None, loss=loss, plan=plan)
+    planned = planned_loss(scenario, torch.device("cpu"))
+    assert planned is not None and planned.__name__ == "loss"
+    logits, targets = torch.randn(2, 10, 7, dtype=torch.float64), torch.randint(7, (2, 10))
+    values, gradients = [], []
+    for function in (loss, planned):
+        own = logits.clone().requires_grad_()
+        value = function(own, targets)
+        value.backward()
+        values.append(value)
+        gradients.append(own.grad)
+    torch.testing.assert_close(values[1], values[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    if kind == "chunked":
+        with pytest.raises(UserError, match="needs an output"):
+            planned(torch.ones(3), torch.ones(3))
+    with pytest.raises(TypeError, match=r"needs Scenario\.loss"):
+        replace(scenario, loss=None)

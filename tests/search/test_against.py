@@ -47,6 +47,7 @@ def test_shipped_rows() -> None:
         ("a,decoder,dim,dp_shard=8,bf16,eager,1,", "'dim' is not NAME=VALUE"),
         ("a,decoder,,dp_shard=8,bf16,eager,1,,more", "more cells"),
         ("a,decoder,,dp_shard=x,bf16,eager,1,", "dp_shard=x"),
+        (",decoder,,dp_shard=8,bf16,eager,1,", "name is missing; give it"),
     ],
 )
 def test_invalid_rows(tmp_path: Path, line: str, wrong: str) -> None:
@@ -54,6 +55,12 @@ def test_invalid_rows(tmp_path: Path, line: str, wrong: str) -> None:
         published_rows(rows_of(tmp_path, HEAD + line + "\n"))
     assert wrong in str(raised.value) and "row 1" in str(raised.value)
     assert "\n" not in str(raised.value)
+    # The other rows remain, and the invalid row is named.
+    problems: list[str] = []
+    good = "good,decoder,,dp_shard=8,bf16,eager,1,\n"
+    rows = published_rows(rows_of(tmp_path, HEAD + good + line + "\n" + good), problems.append)
+    assert [row.name for row in rows] == ["good", "good"]
+    assert len(problems) == 1 and wrong in problems[0] and "row 2" in problems[0]
 
 
 def test_invalid_files(tmp_path: Path) -> None:

@@ -2,13 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
 from distbench.search import sweep_result
-from distbench.search.predicted import Predictor, no_plan_fits, other_work, predict_around, take_in, with_memory
+from distbench.search.predicted import (
+    Predictor,
+    no_plan_fits,
+    other_work,
+    predict_around,
+    require_fitting,
+    take_in,
+    with_memory,
+)
 from distbench.search.space import Candidate, Space, set_up
 from distbench.search.sweep import is_here
 from distbench.search.sweep_child import PlanCode
@@ -54,8 +63,30 @@ def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:
     assert state.left_out[c] == "its model has 11 parameters, but the plan as written has 10"
 
 
-def ranked_of(plans: list[Prediction]) -> list[Prediction]:
-    return SweepState(space(), predictions={one.candidate: one for one in plans}).ranked_predictions
+def ranked_of(plans: list[Prediction], **limits: Any) -> list[Prediction]:
+    return SweepState(space(), predictions={one.candidate: one for one in plans}, **limits).ranked_predictions
+
+
+def test_objective_and_slowest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of ratios decides ties (0.05: within 6.6 %); the smallest plan is recommended among allowed ones."""
+    rows = [(1.0, 8e9), (1.05, 6e9), (1.09, 5e9), (2.0, 1e9)]
+    bar = Bar(0.9, 1.1, 3, 3, "")
+    plans = [
+        replace(prediction(step_s, size, candidate=Candidate((("tp", number + 2),))), step_bar=bar)
+        for number, (step_s, size) in enumerate(rows)
+    ]
+    monkeypatch.setattr(sweep_result, "difference_errors", lambda: DifferenceErrors(0.05, 0.05, 9, 3))
+    assert [one.step_s for one in ranked_of(plans)] == [1.05, 1.0, 1.09, 2.0]
+    assert [one.step_s for one in ranked_of(plans, objective="memory")] == [2.0, 1.0, 1.05, 1.09]
+    assert ranked_of(plans, objective="memory", max_step_s=1.2)[0].step_s == 1.09
+    assert ranked_of(plans, max_step_s=1.02)[0].step_s == 1.0
+    state = SweepState(space(), predictions={one.candidate: one for one in plans}, max_step_s=0.5)
+    with pytest.raises(UserError, match=r"at most 500 ms per step; the fastest that fits .* takes 1"):
+        require_fitting(cast(Any, SimpleNamespace(entry=SimpleNamespace(name="m"))), state, load_hardware("h100"))
+    small = with_memory(load_hardware("h100"), 80e9, 20e9)
+    assert small.usable_bytes == 60e9
+    with pytest.raises(UserError, match=r"--headroom .* is the whole memory"):
+        with_memory(load_hardware("h100"), 80e9, 80e9)
 
 
 def test_of_plans_too_near_to_tell_the_one_with_the_least_memory_is_recommended() -> None:

@@ -20,6 +20,7 @@ from distbench.simulate.recording import Allocated, Event, Freed, Operator, Reco
 from distbench.simulate.replay import Simulation
 from distbench.simulate.simulation_text import assumptions, blocks_of
 from distbench.spec import UserError
+from distbench.spec.plan import LOSS
 
 GIB = 1 << 30
 COMPILED = replace(HEAD, compiled=("layers.0",))
@@ -290,3 +291,49 @@ def test_the_accelerators_that_float8_is_published_of() -> None:
     # NVIDIA's H100 and A100, AMD's MI300X data sheets, dense: of A100, which has no float8, what BF16 reaches.
     peaks = {"h100": 1978.9e12, "h200": 1978.9e12, "mi300x": 2615e12, "b200": 4500e12, "a100": 312e12}
     assert {name: load_hardware(name)["peak_fp8_flops"] for name in peaks} == peaks
+
+
+def test_compiled_loss_keeps_logits_instead_of_their_log_softmax() -> None:
+    """Logits of 2 GiB in bf16; their copies and gradients in fp32 have 4 GiB. Backward reads only the logits again."""
+
+    def loss(reads: Sequence[tuple[int, int]], write: tuple[int, int], phase: str) -> Operator:
+        touched = [[[number, size * GIB] for number, size in blocks] for blocks in (reads, [write])]
+        one = elementwise(0, [], [], owner=LOSS)
+        num_bytes = sum(size for _, size in [*reads, write]) * GIB
+        return one._replace(num_bytes=num_bytes, reads=touched[0], writes=touched[1], phase=phase)
+
+    events: list[Event] = [
+        StepBegun(2),
+        block(1, 2),
+        op("matmul", [], [1]),
+        block(2, 4),
+        loss([(1, 2)], (2, 4), "forward"),
+        block(3, 4),
+        loss([(2, 4)], (3, 4), "forward"),
+        Freed(2),
+        Freed(1),
+        block(4, 4),
+        loss([], (4, 4), "backward"),
+        block(5, 4),
+        loss([(4, 4), (3, 4)], (5, 4), "backward"),
+        Freed(4),
+        Freed(3),
+        block(6, 2),
+        loss([(5, 4)], (6, 2), "backward"),
+        Freed(5),
+        op("matmul", [6], [], "backward"),
+        Freed(6),
+    ]
+
+    def simulated(*compiled: str) -> Simulation:
+        recording = Recording(replace(HEAD, compiled=compiled), events)
+        (simulation,) = Simulation.all_of([recording], machine(), False, ())
+        return simulation
+
+    eager, compiled = simulated("layers.0"), simulated("layers.0", LOSS)
+    assert eager.memory.live_bytes == (4 + 4 + 4) * GIB
+    assert compiled.memory.live_bytes == (2 + 2) * GIB
+    # Two kernels: one reads the logits, one reads them and writes their gradient.
+    apart = eager.timed.step_s - compiled.timed.step_s
+    assert apart == pytest.approx(((4 + 2) + (4 + 4) + 4 + (4 + 4 + 4) + (4 + 2) - 2 - (2 + 2)) * GIB / 1e9)
+    assert (eager.traits.mode, simulated(LOSS).traits.mode) == ("compile", "eager")
