@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,18 +99,12 @@ def bound(allowed: float) -> str:
 
 def quick() -> list[Row]:
     """Rows of the examples; prints one line a model, and one line a model of ONCE."""
-    names = [name for name, package in FILES.items() if importlib.util.find_spec(package)]
-    for name in sorted(FILES.keys() - names):
-        print(f"left out: {name}, {FILES[name]} is not installed")
-    files = [*(str(EXAMPLES / name) for name in names), f"{BY_HAND}::by_hand"]
-    by_size: dict[int, list[str]] = {}
-    for file in files:
-        by_size.setdefault(max(math.prod(entry.mesh.values()) for entry in find(file)), []).append(file)
-    found = []
-    for size, of_size in by_size.items():
-        # One launch, one child and one simulation for all files: starting them takes most of the time.
-        part = f"models-{size}-{'+'.join(Path(file).name for file in of_size)}"[:200]
-        found += kept(part, partial(measured, size, of_size), *MEASURED)
+    files = [str(EXAMPLES / name) for name, package in FILES.items() if importlib.util.find_spec(package)]
+    files += [f"{BY_HAND}::by_hand"]
+    for name, package in FILES.items():
+        if not importlib.util.find_spec(package):
+            print(f"left out: {name}, {package} is not installed")
+    found = [row for file in files for row in kept(f"models-{Path(file).name}", partial(measured, file), *MEASURED)]
     counts = f"{'traced':>6} {'signed':>6} {'simulated':>9} {'owned':>6}"
     print(f"{'model':40} {'glue':>4} {'result':>6} {counts} {'error':>9} {'allowed':>8}")
     for row in found:
@@ -164,29 +157,30 @@ def print_once(found: dict[str, dict[str, Any]]) -> None:
     print(f"{'DDP: DistributedDataParallel(model)':54} {glue:>5}  {f'rejected: {problems}' if problems else 'ok'}")
 
 
-def measured(num_ranks: int, files: Sequence[str]) -> list[dict[str, Any]]:
-    """What the ranks of the files' steps found, with the collectives of the signature and of the simulation."""
-    about = {"signed": signatures(files), "simulated": simulated(files)}
-    rows = on_ranks(num_ranks, files)
-    return [{**row, **{key: counts.get(row["name"], -1) for key, counts in about.items()}} for row in rows]
+def measured(file: str) -> list[dict[str, Any]]:
+    """What the ranks of one file's steps found, with the collectives of the signature and of the simulation."""
+    signed, in_simulation = signatures(file), simulated(file)
+    about = {"signed": signed, "simulated": in_simulation}
+    return [{**row, **{key: counts.get(row["name"], -1) for key, counts in about.items()}} for row in on_ranks(file)]
 
 
-def on_ranks(num_ranks: int, files: Sequence[str]) -> list[dict[str, Any]]:
-    """What the ranks of the files' steps found."""
+def on_ranks(file: str) -> list[dict[str, Any]]:
+    """What the ranks of one file's steps found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
+        num_ranks = max(math.prod(entry.mesh.values()) for entry in find(file))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
         done = subprocess.run(
-            [*command, "-m", "benchmarks.models_ranks", str(out), *files], capture_output=True, text=True
+            [*command, "-m", "benchmarks.models_ranks", str(out), file], capture_output=True, text=True
         )
         if done.returncode:
-            raise RuntimeError(f"the ranks of {', '.join(files)} failed: {done.stderr[-2000:]}")
+            raise RuntimeError(f"the ranks of {file} failed: {done.stderr[-2000:]}")
         return list(json.loads(out.read_text()))
 
 
-def signatures(files: Sequence[str]) -> dict[str, int]:
+def signatures(file: str) -> dict[str, int]:
     """Scenario and variant to the collectives of its signature, no rank started."""
-    jobs = jobs_of(Request(targets=tuple(files), device="cpu", started_at=time.time()), None)
+    jobs = jobs_of(Request(targets=(file,), device="cpu", started_at=time.time()), None)
     answers = ask_child(
         "signatures",
         given=[job.to_record() for job in jobs],
@@ -194,21 +188,17 @@ def signatures(files: Sequence[str]) -> dict[str, int]:
         failure="no signature",
     )
     if failed := next((answer["user_error"] for answer in answers if "user_error" in answer), None):
-        raise RuntimeError(f"no signature: {failed}")
+        raise RuntimeError(f"{file} has no signature: {failed}")
     cases = [item for answer in answers for item in answer["cases"].items()]
     return {case_id.split("/", 2)[-1]: len(case["paths"]) for case_id, case in cases}
 
 
-def simulated(files: Sequence[str]) -> dict[str, int]:
+def simulated(file: str) -> dict[str, int]:
     """Scenario and variant to the collectives of its simulation."""
-    request = Request(tuple(files), device="cpu", started_at=time.time(), full_mesh=True, shapes_only=True)
-    by_assumption: dict[bool, list[Any]] = {}
-    for job in jobs_of(request, None):
-        by_assumption.setdefault(Path(job.file).name in ASSUMED, []).append(job)
+    jobs = jobs_of(Request((file,), device="cpu", started_at=time.time(), full_mesh=True, shapes_only=True), None)
     return {
         recording.head.label: len(recording.collectives)
-        for is_assumed, jobs in by_assumption.items()
-        for steps in record_steps(jobs, assume=ASSUMED[Path(jobs[0].file).name] if is_assumed else None)
+        for steps in record_steps(jobs, assume=ASSUMED.get(Path(file).name))
         for recording in steps.recordings
         if not recording.head.rank
     }
