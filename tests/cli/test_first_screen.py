@@ -3,11 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 from conftest import ROOT
+from gate_runs import CASE, case, records, write
 
 from distbench.cli import run
 from distbench.cli.main import main
@@ -137,3 +140,15 @@ def test_width_is_an_option(tmp_path: Path) -> None:
         assert max(map(len, text.splitlines())) <= width
     assert CliRunner().invoke(main, ["report", "--width", "59"]).exit_code == 2
     ask_width(None)
+
+
+def job_at(path: Path) -> Any:
+    return SimpleNamespace(run_file=str(path))
+
+
+def test_the_first_time_of_several_scenarios_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.jsonl", records("a", 1e9, {CASE: case([0.002] * 3)}))
+    run._say_first(job_at(path), 8)
+    assert capsys.readouterr().out == f"First result: 2.00 ms per iteration of {CASE}. Scenarios left: 8\n"
+    run._say_first(job_at(tmp_path / "none.jsonl"), 8)
+    assert capsys.readouterr().out == ""
