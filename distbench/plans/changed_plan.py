@@ -44,7 +44,8 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
     if name == "mesh":
         return plan
     if name in ("microbatches", "loss"):
-        return replace(plan, **{name: None if value == "none" else value})
+        change: dict[str, Any] = {name: None if value == "none" else value}
+        return replace(plan, **change)
     if name == "checkpoint":
         # "full" checkpoints all activations of the modules that the plan checkpoints, or else of the modules that FSDP
         # wraps.
