@@ -316,7 +316,7 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
 
 
 def planned_loss(scenario: Scenario, device: torch.device) -> Callable[[Any, Any], Any] | None:
-    """Return the scenario's loss, computed as `ParallelPlan.loss` says; Skipped if the backend cannot work here."""
+    """Return the scenario's loss, computed as `ParallelPlan.loss` states; Skipped if the backend cannot work here."""
     loss, plan = scenario.loss, scenario.plan
     if loss is None or plan.loss is None:
         return loss

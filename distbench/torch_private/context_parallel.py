@@ -196,7 +196,7 @@ def flex_attention_over(
     try:
         # torch would compile the function that makes a mask, for several seconds on each rank.
         with replaced(module, "_compiled_create_block_mask", create_block_mask):
-            buffers = [*tensors, mask]
+            buffers: list[Any] = [*tensors, mask]
             query, key, value, own_mask = module._context_parallel_shard(mesh, buffers, [2] * len(buffers), balance)
     finally:
         vars(module._cp_options).update(options)
