@@ -315,7 +315,7 @@ def brief_mesh(mesh: Mapping[str, int]) -> str:
 
 
 def parse_brief_mesh(text: str, option: str = f"--set {MESH}") -> Mesh:
-    """Return the mesh from a text of `brief_mesh`. Raise UserError, which names the option, for any other text."""
+    """Return the mesh from a text of `brief_mesh`. Raise UserError with the name of the option for any other text."""
     mesh: Mesh = {}
     for part in str(text).split("x"):
         match = _MESH_PART.fullmatch(part)

@@ -196,7 +196,7 @@ def flex_attention_over(
     try:
         # torch would compile the function that makes a mask, for several seconds on each rank.
         with replaced(module, "_compiled_create_block_mask", create_block_mask):
-            buffers = [*tensors, mask]
+            buffers: list[Any] = [*tensors, mask]
             query, key, value, own_mask = module._context_parallel_shard(mesh, buffers, [2] * len(buffers), balance)
     finally:
         vars(module._cp_options).update(options)
@@ -205,7 +205,9 @@ def flex_attention_over(
     order = torch.arange(length)[None] if balance is None else balance._generate_indices().cpu()
 
     def whole(output: torch.Tensor) -> torch.Tensor:
-        unsharded: list[torch.Tensor] = module.context_parallel_unshard(mesh, [output], [2], balance)
+        # Without a balancer torch would use head-tail chunks.
+        with replaced(module._cp_options, "enable_load_balance", balance is not None):
+            unsharded: list[torch.Tensor] = module.context_parallel_unshard(mesh, [output], [2], balance)
         return unsharded[0]
 
     return FlexAttention(lambda: attention(query, key, value, own_mask), whole, order[0].view(size, -1))
