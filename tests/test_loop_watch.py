@@ -97,7 +97,7 @@ def test_without_a_process_group_it_is_refused() -> None:
 
 
 def test_on_a_fake_group_it_is_refused(fake_group: Any) -> None:
-    with pytest.raises(distbench.UserError, match="not a fake one"):
+    with pytest.raises(distbench.UserError, match="not a fake process group"):
         distbench.watch()
 
 
