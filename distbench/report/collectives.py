@@ -254,7 +254,8 @@ def _sentences(ways: Ways) -> Iterator[str]:
         elif ways.op == UNEVEN or not sides:
             yield from _sentence_of_sizes(ways, name, first)
         elif not (crossings := ways.crossings(name)):
-            yield f"{name} is {sides[0]} than {first} from the smallest size on; no crossing"
+            number = f"{verdicts.count(sides[0])} of {count_text(len(verdicts), 'size')}"
+            yield f"{name}: {sides[0]} than {first} at {number}, other sizes have no verdict; no crossing"
         else:
             yield f"{name}: {'; '.join(_crossing_text(crossing, first) for crossing in crossings)}"
 
