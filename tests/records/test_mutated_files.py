@@ -94,7 +94,7 @@ def test_a_signature_baseline_that_is_no_text_is_replaced(tmp_path: Path) -> Non
         ("scenario", "scenario\x1b", "line 'scenario'"),
         ("mesh ", "mesh tp=0,x", "line 'mesh'"),
         ("version 1", "version ²", "signature version"),
-        ("] \n", "", "line 96"),
+        ("] \n", "", "line 39"),
     ],
 )
 def test_a_signature_names_the_line_that_is_wrong(tmp_path: Path, old: str, new: str, said: str) -> None:
