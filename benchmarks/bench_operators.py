@@ -25,11 +25,11 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.claims import Claim, Row
+from distbench.planning.cheapest_path import forget_prices
 from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
 from distbench.planning.placement_states import graph_of
-from distbench.planning.search import forget_prices
 from distbench.torch_private import clear_redistribution_caches
-from distbench.torch_private.profile_planner import calibrated_planning, forget_plans
+from distbench.torch_private.calibrated_planner import calibrated_planning, forget_plans
 
 Call = Callable[[], object]
 MESHES = ((2, 4), (2, 2, 2))

@@ -20,10 +20,10 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.claims import Claim, Row
+from distbench.planning.cheapest_path import Problem
 from distbench.planning.cost_profile import COLLECTIVES, NATIVE_ALL_TO_ALL, Profile, TorchCost, load_profile
 from distbench.planning.placement_states import parse_state
 from distbench.planning.redistribution_plans import Setting, choose, plan_of_path, plan_redistribution
-from distbench.planning.search import Problem
 
 MESHES = {"2x4": ("dp_shard=2,tp=4", 0.31), "2x2x2": ("dp_replicate=2,dp_shard=2,tp=2", 0.22)}
 MESH_OF_NDIM = {2: (2, 4), 3: (2, 2, 2)}

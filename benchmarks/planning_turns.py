@@ -29,11 +29,11 @@ from torch.distributed.tensor import _redistribute as module
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from distbench.planning.cheapest_path import Problem, cheapest_route, forget_prices
 from distbench.planning.cost_profile import TorchCost
 from distbench.planning.placement_states import State, graph_of
-from distbench.planning.search import Problem, cheapest_route, forget_prices
 from distbench.torch_private import clear_redistribution_caches
-from distbench.torch_private.profile_planner import planning_under
+from distbench.torch_private.calibrated_planner import planning_under
 
 Pair = tuple[Problem, State, State]
 NUM_TENSORS, NUM_OTHERS, NUM_RANKS, SEED = 8, 100, 256, 0

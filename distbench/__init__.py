@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from distbench.redistribute.direct import DirectRedistribution
     from distbench.spec.errors import UserError
     from distbench.spec.scenario import wrap
+    from distbench.torch_private.calibrated_planner import calibrated_planning
     from distbench.torch_private.planners import native_all_to_all
-    from distbench.torch_private.profile_planner import calibrated_planning
 
 __all__ = [
     "ComparedRuns",
@@ -51,7 +51,7 @@ import_when_asked(
         "spec.errors": ("UserError",),
         "spec.scenario": ("wrap",),
         "redistribute.direct": ("DirectRedistribution",),
-        "torch_private.profile_planner": ("calibrated_planning",),
+        "torch_private.calibrated_planner": ("calibrated_planning",),
         "torch_private.planners": ("native_all_to_all",),
     },
 )

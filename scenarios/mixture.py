@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from distbench.spec import UserError
-from distbench.spec.loads import choice_ends
+from distbench.spec.expert_loads import choice_ends
 
 
 class Experts(nn.Module):

@@ -8,7 +8,7 @@ from mixture import ExpertParallel, MoeLlama, TensorParallelMixture
 from models import next_token_loss, token_batch
 
 from distbench.spec import Collectives, FsdpPlan, ParallelPlan, Scenario, scenario
-from distbench.spec.loads import ROTATING, load_of_module, num_steps
+from distbench.spec.expert_loads import ROTATING, load_of_module, num_steps
 
 MIXTURE = "layers.*.feed_forward"
 EXPERTS = f"{MIXTURE}.experts"

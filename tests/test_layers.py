@@ -305,7 +305,7 @@ def test_help_and_list_import_neither_torch_nor_other_commands_nor_plans(childre
 
 
 def test_verdicts_know_nothing_of_how_they_are_shown() -> None:
-    for name in ("ab", "gate", "launch_pairs", "links"):
+    for name in ("ab", "gate", "paired_launches", "links"):
         path = PACKAGE / "judge" / f"{name}.py"
         shown = [module for module in our_modules(path) if module.startswith("distbench.show")]
         assert shown == [], f"judge/{name}.py may not import {shown}: put texts into judge/{name}_text.py"

@@ -20,7 +20,7 @@ from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.redistribute.expected_shards import tagged
 from distbench.spec import Collectives, Scenario, UserError
 from distbench.spec.devices import WAY_BACKENDS, is_accelerator
-from distbench.spec.loads import Matrix, matrix_of, traffic_of
+from distbench.spec.expert_loads import Matrix, matrix_of, traffic_of
 from distbench.torch_private import BACKEND_OPS, Skipped, coalesced
 
 Operation = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], object]

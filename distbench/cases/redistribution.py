@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.planning.cheapest_path import Problem, least_received_bytes
 from distbench.planning.cost_profile import DIRECT, Profile
 from distbench.planning.placement_states import State
-from distbench.planning.search import Problem, least_received_bytes
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase, first_difference
 from distbench.ranks.context import TORCH_DTYPES, RankContext, shape_text
 from distbench.records.run_file import DTYPE_BYTES, Case

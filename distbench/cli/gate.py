@@ -79,7 +79,7 @@ class VerdictOptions:
 
     def terms(self) -> "Options":
         """Return the options of the comparison. Raise UserError if a tolerance or a field is not valid."""
-        from distbench.judge.launch_pairs import check_allowed
+        from distbench.judge.paired_launches import check_allowed
         from distbench.statistics.verdicts import Options, tolerances_of
 
         return Options(

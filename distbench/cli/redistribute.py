@@ -55,7 +55,7 @@ def redistribute(
     """
     from distbench.launch.display import display_for
     from distbench.planning.advice import plan_all_pairs, plan_pair
-    from distbench.planning.plan_request import setting_of
+    from distbench.planning.redistribution_request import setting_of
 
     setting = setting_of(profile_path=profile, **of_setting)
     if all_pairs:

@@ -182,8 +182,14 @@ def simulate(
 def _against(path: str, out: Path, save: Path | None, picture: Path | None, form: str) -> None:
     """Simulate published steps, and print the comparison."""
     from distbench.records.machine import git_state
-    from distbench.search.against import compared
-    from distbench.search.against_text import blocks_of, record_of, residual_figure, residuals_of, residuals_text
+    from distbench.search.published_comparison import compared
+    from distbench.search.published_comparison_text import (
+        blocks_of,
+        record_of,
+        residual_figure,
+        residuals_of,
+        residuals_text,
+    )
     from distbench.show.plots import save_figure, styled
     from distbench.show.terminal import shown
     from distbench.simulate.published import published_rows

@@ -33,7 +33,7 @@ def watch(ctx: click.Context, files: tuple[str, ...], ranks_per_host: int | None
       distbench watch nccl-inspector-1234/ --json
     """
     from distbench.judge.late_ranks import arrivals_of_files, judge_arrivals
-    from distbench.records.arrival_files import read_arrivals
+    from distbench.records.late_rank_files import read_arrivals
 
     groups = arrivals_of_files(read_arrivals(expanded(files)), ranks_per_host)
     more = "Give files with more collectives, one file per rank."

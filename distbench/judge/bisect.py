@@ -32,7 +32,7 @@ from distbench.judge.ab import (
     run_pairs,
 )
 from distbench.judge.gate import CaseTable, CaseVerdict, MetricVerdict
-from distbench.judge.launch_pairs import groups_of
+from distbench.judge.paired_launches import groups_of
 from distbench.show.blocks import Block, Heading, Lines, Table, markdown_of
 from distbench.show.ci_formats import CiOutcome, annotation, badge, junit_xml
 from distbench.show.terminal import text_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
-from distbench.judge.launch_pairs import MAX_LISTED, NOT_ALTERNATING, Pairing
+from distbench.judge.paired_launches import MAX_LISTED, NOT_ALTERNATING, Pairing
 from distbench.records.dataframe import Row, frame_of, records_of
 from distbench.records.launches import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text

@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from distbench.judge.launch_pairs import (
+from distbench.judge.paired_launches import (
     DTYPE,
     MAX_LISTED,
     Group,

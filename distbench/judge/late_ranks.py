@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.records.arrival_files import CollectiveTimes
+from distbench.records.late_rank_files import CollectiveTimes
 from distbench.show.units import brief_time_text, decimals_for, time_scale
 from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import Floats, median, median_ci

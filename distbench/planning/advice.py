@@ -7,7 +7,6 @@ from typing import Any
 
 from distbench.planning.layout_drawing import MAX_TEXT_RANKS, check_picture, diagram_of, drawing_of, save_picture
 from distbench.planning.placement_states import State
-from distbench.planning.plan_request import TorchAnswers, ask_torch, every_pair, pair_of, prices_text, zero_filled
 from distbench.planning.recommendation import (
     Advice,
     PairRanking,
@@ -18,6 +17,14 @@ from distbench.planning.recommendation import (
     verdict,
 )
 from distbench.planning.redistribution_plans import Plan, Setting, direct_line
+from distbench.planning.redistribution_request import (
+    TorchAnswers,
+    ask_torch,
+    every_pair,
+    pair_of,
+    prices_text,
+    zero_filled,
+)
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.terminal import text_of, width_here, wrap
 from distbench.show.units import percent_text, size_text, time_text

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distbench.planning.placement_states import NotHandled, State, parse_state
-from distbench.planning.plan_request import TorchAnswers, TorchPath
 from distbench.planning.redistribution_plans import (
     LEAVING_SHARE,
     Plan,
@@ -15,6 +14,7 @@ from distbench.planning.redistribution_plans import (
     plan_of_path,
     plan_redistribution,
 )
+from distbench.planning.redistribution_request import TorchAnswers, TorchPath
 from distbench.show.units import percent_text, size_text, time_text
 from distbench.spec.placements import BASELINE, OUR_PLANNERS, PLANNERS, TORCH_PLANNERS
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from distbench.planning.cheapest_path import NoPath, Problem, Route, cheapest_route, least_peak_route, priced_steps
 from distbench.planning.cost_profile import ALL_TO_ALL, CUT, DIRECT, Line, MeasuredCost, MeshCost, Profile
 from distbench.planning.direct_exchange import Exchange, plan_direct
 from distbench.planning.placement_states import Move, NotHandled, State
-from distbench.planning.search import NoPath, Problem, Route, cheapest_route, least_peak_route, priced_steps
 from distbench.spec.errors import UserError
 from distbench.spec.placements import CALIBRATED, OUR_PLANNERS, TORCH_PLANNERS
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from distbench.planning.cheapest_path import Problem
 from distbench.planning.cost_profile import DIRECT, MeshCost, Profile, TorchCost, load_profile, measured_cost
 from distbench.planning.placement_states import NotHandled, State
 from distbench.planning.redistribution_plans import Plan, Setting, plan_redistribution, require_max_bytes
-from distbench.planning.search import Problem
 from distbench.redistribute.execution import bound
 from distbench.redistribute.layouts import layout_of
 from distbench.spec.errors import UserError

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from distbench.spec.errors import UserError
-from distbench.spec.loads import ADVICE, LOADS, UNIFORM, VARYING, recorded_loads
+from distbench.spec.expert_loads import ADVICE, LOADS, UNIFORM, VARYING, recorded_loads
 
 # A list contains how often each choice is made; a text is a name of LOADS. A number is the value that code reads, or
 # the share that a mask keeps.

@@ -3,6 +3,7 @@
 Code that needs a missing name raises `Unsupported` with the reason, which the affected case records.
 """
 
+from distbench.torch_private.calibrated_planner import calibrated_planning
 from distbench.torch_private.collectives import (
     FAMILIES,
     NAMESPACES,
@@ -137,4 +138,3 @@ from distbench.torch_private.probe import (
     replaced,
     require,
 )
-from distbench.torch_private.profile_planner import calibrated_planning

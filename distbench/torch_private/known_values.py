@@ -15,7 +15,7 @@ from torch.nn.modules import module as global_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distbench.spec.assumptions import Assumption
-from distbench.spec.loads import UNIFORM, choice_ends, weights_of
+from distbench.spec.expert_loads import UNIFORM, choice_ends, weights_of
 from distbench.torch_private.collectives import NAMESPACES, arguments_of, call_of, tensors_in, written_by
 from distbench.torch_private.fake_tensors import (
     NEED_VALUES,

@@ -33,8 +33,8 @@ from distbench.observe.memory import predicted_peak_bytes
 from distbench.observe.module_attribution import communications_of
 from distbench.planning.placement_states import State, parse_state
 from distbench.plans.batch import batch_of
-from distbench.plans.changed_plan import changed_plan, checkpointable, mesh_dims_of, sharding_dims_of, without_idle_tp
 from distbench.plans.model import blueprint, tensors_of
+from distbench.plans.plan_changes import changed_plan, checkpointable, mesh_dims_of, sharding_dims_of, without_idle_tp
 from distbench.plans.plan_check import problems
 from distbench.plans.plan_code import change_code, plan_code
 from distbench.plans.training_step import TrainingStep, state_of
@@ -66,7 +66,7 @@ from distbench.torch_private import (
 )
 from distbench.worker.plan_rehearsal import rank_of, rehearse
 from distbench.worker.rank_session import all_cases, chosen_cases, declared, load_scenario, variant_label
-from distbench.worker.recipe_fit import recipe_fit
+from distbench.worker.recipe_memory import recipe_fit
 
 Answer = dict[str, Any]
 INHERITED = "torch.", "transformers.", "torchtitan."  # prefixes of modules

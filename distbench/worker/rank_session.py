@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.cases import cases_of
 from distbench.cases.user_call import scenario_of_call
-from distbench.plans.changed_plan import scenario_of
+from distbench.plans.plan_changes import scenario_of
 from distbench.ranks.agreement import Agreement, Store, presence_of
 from distbench.ranks.case_protocol import CaseSpec
 from distbench.ranks.context import RankContext, gather_objects, profile_here, profile_of

@@ -10,7 +10,7 @@ from conftest import ROOT
 from nccl_files import OF_NCCL, nccl_file
 
 from distbench.cli.main import main
-from distbench.planning.plan_request import setting_of
+from distbench.planning.redistribution_request import setting_of
 from distbench.simulate.hardware_file import load_hardware
 
 PAGE = (ROOT / "docs" / "calibrate-from.md").read_text()

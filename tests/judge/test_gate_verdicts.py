@@ -10,7 +10,7 @@ import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
 from distbench.judge.gate import CaseVerdict, Gated, gate
-from distbench.judge.launch_pairs import Pairing, difference_between
+from distbench.judge.paired_launches import Pairing, difference_between
 from distbench.records.baselines import read_side
 from distbench.records.launches import tenth_percentile
 from distbench.spec.errors import UserError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from distbench.judge.launch_pairs import Pairing, Span, pairing_of
+from distbench.judge.paired_launches import Pairing, Span, pairing_of
 
 
 @pytest.mark.parametrize(

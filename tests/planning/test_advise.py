@@ -23,9 +23,9 @@ from distbench.planning.advice import pair_text, ranking_text
 from distbench.planning.cost_profile import Line, load_profile
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.layout_drawing import check_picture, diagram_of, drawing_of
-from distbench.planning.plan_request import TorchAnswers, TorchPath, every_pair, pair_of, setting_of
 from distbench.planning.recommendation import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
 from distbench.planning.redistribution_plans import Setting
+from distbench.planning.redistribution_request import TorchAnswers, TorchPath, every_pair, pair_of, setting_of
 from distbench.spec.errors import UserError
 from distbench.spec.placements import PLANNERS
 from distbench.torch_private import fake_mesh

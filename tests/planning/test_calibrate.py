@@ -10,6 +10,7 @@ import torch
 from conftest import run_files
 from processes import Ranks
 
+from distbench.planning.cheapest_path import Problem, priced_steps
 from distbench.planning.cost_profile import (
     DIRECT,
     NATIVE_ALL_TO_ALL,
@@ -21,7 +22,6 @@ from distbench.planning.cost_profile import (
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.placement_states import parse_state
 from distbench.planning.profile_fit import measured_in, profile_of
-from distbench.planning.search import Problem, priced_steps
 from distbench.records.run_file import Run, read_run
 from distbench.report import render
 from distbench.report.calibrations import calibration_figures, profile_text

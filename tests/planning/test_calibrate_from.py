@@ -13,7 +13,7 @@ from processes import Ranks
 
 from distbench.cli.main import main
 from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, Profile, Sample, fit_line, load_profile
-from distbench.planning.plan_request import setting_of
+from distbench.planning.redistribution_request import setting_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.simulate.operator_costs import link_s
 from distbench.spec import Settings

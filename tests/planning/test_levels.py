@@ -155,8 +155,8 @@ def test_hosts_survive_the_file_and_stand_in_the_table(tmp_path: Path) -> None:
 
 def test_a_device_mesh_and_its_parts_are_priced_as_they_lie() -> None:
     from distbench.torch_private import fake_ranks
+    from distbench.torch_private.calibrated_planner import _cost_of
     from distbench.torch_private.mesh import group_shapes
-    from distbench.torch_private.profile_planner import _cost_of
 
     measured = profile_of({"dp": 2, "tp": 4}, TWO_HOSTS, ("2",))
     with fake_ranks({"tp": 4, "dp": 2}) as mesh:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from conftest import ROOT, Cli
 from processes import Children
 
-from distbench.planning.plan_request import ask_torch, every_pair, pair_of, setting_of
 from distbench.planning.recommendation import ranking_of
+from distbench.planning.redistribution_request import ask_torch, every_pair, pair_of, setting_of
 
 PAIRS = (
     ("S(0)S(1)", "S(1)S(0)"),

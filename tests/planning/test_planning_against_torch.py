@@ -20,9 +20,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.random_states import random_state
+from distbench.planning.cheapest_path import Problem, cheapest_route, priced_steps
 from distbench.planning.cost_profile import TorchCost
 from distbench.planning.placement_states import State, legal_steps, zero_fillable
-from distbench.planning.search import Problem, cheapest_route, priced_steps
 
 WORLD_SIZE = 64
 # (mesh shape, tensor ndim, pairs): 570 in all, most where a torch plan is cheap.

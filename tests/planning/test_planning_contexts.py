@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
-from distbench.torch_private.profile_planner import calibrated_planning
+from distbench.torch_private.calibrated_planner import calibrated_planning
 
 REPLACED = (
     (module, "_gen_transform_infos"),

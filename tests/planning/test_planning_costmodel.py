@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from distbench.planning.cheapest_path import Problem, cheapest_route
 from distbench.planning.cost_profile import (
     Line,
     Profile,
@@ -20,7 +21,6 @@ from distbench.planning.cost_profile import (
     relative_error,
 )
 from distbench.planning.placement_states import parse_state
-from distbench.planning.search import Problem, cheapest_route
 from distbench.spec.errors import UserError
 
 HEAD = '"profile_version": 1, "machine": "m", "backend": "gloo", "torch": "2", "mesh": {"tp": 2}'

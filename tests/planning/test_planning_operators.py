@@ -18,8 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
 from distbench.spec.errors import UserError
-from distbench.torch_private import profile_planner
-from distbench.torch_private.profile_planner import calibrated_planning, forget_plans
+from distbench.torch_private import calibrated_planner
+from distbench.torch_private.calibrated_planner import calibrated_planning, forget_plans
 
 PLANNER = module.DTensorRedistributePlanner
 NEXT_STATES = PLANNER.get_next_state
@@ -40,7 +40,7 @@ def nothing_known(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     _clear_sharding_prop_cache()
     forget_plans()
     monkeypatch.setattr(PLANNER, "get_next_state", forbidden)
-    monkeypatch.setattr(profile_planner, "_plan_one_pair", lambda planner_class: None)
+    monkeypatch.setattr(calibrated_planner, "_plan_one_pair", lambda planner_class: None)
 
 
 def forbidden(self: Any, placements: Any, shard_order: Any) -> Any:

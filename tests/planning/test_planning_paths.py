@@ -8,9 +8,7 @@ import pytest
 from processes import Children
 
 from benchmarks.random_states import random_state
-from distbench.planning.cost_profile import TorchCost
-from distbench.planning.placement_states import Move, NotHandled, State, box_of, legal_steps, parse_state
-from distbench.planning.search import (
+from distbench.planning.cheapest_path import (
     NoPath,
     Pricing,
     Problem,
@@ -19,6 +17,8 @@ from distbench.planning.search import (
     least_received_bytes,
     priced_steps,
 )
+from distbench.planning.cost_profile import TorchCost
+from distbench.planning.placement_states import Move, NotHandled, State, box_of, legal_steps, parse_state
 
 
 class TableCost:
@@ -164,8 +164,8 @@ def test_what_was_planned_before_does_not_change_a_path(children: Children) -> N
 import random, sys
 from distbench.planning.cost_profile import TorchCost
 from distbench.planning.placement_states import parse_state
-from distbench.planning.search import Problem
-from distbench.planning.search import cheapest_route
+from distbench.planning.cheapest_path import Problem
+from distbench.planning.cheapest_path import cheapest_route
 texts = ["S(0)S(1)", "S(1)S(0)", "S(0)S(0)", "S(1)S(1)", "RS(0)", "S(1)R", "RR", "P(sum)R", "P(sum)S(1)"]
 pairs = [(a, b) for a in texts for b in texts if "P" not in b]
 random.Random(int(sys.argv[1])).shuffle(pairs)

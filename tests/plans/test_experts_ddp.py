@@ -20,7 +20,7 @@ from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.spec.loads import weights_of
+from distbench.spec.expert_loads import weights_of
 from distbench.torch_private import fake_ranks
 from distbench.worker.rank_session import load_scenario
 

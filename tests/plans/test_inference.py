@@ -23,7 +23,7 @@ from distbench.judge.gate import gate
 from distbench.judge.gate_text import text
 from distbench.judge.history import OF_LATENCIES, series_of
 from distbench.observe.module_attribution import communications_of
-from distbench.plans.changed_plan import scenario_of
+from distbench.plans.plan_changes import scenario_of
 from distbench.plans.training_step import ForwardStep, output_of, step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from distbench.plans.changed_plan import changed_plan, without_idle_tp
+from distbench.plans.plan_changes import changed_plan, without_idle_tp
 from distbench.plans.plan_code import change_code, plan_code
 from distbench.spec import CpPlan, Entry, FsdpPlan, ParallelPlan, list_entries
 from distbench.spec.job import variants_of

@@ -20,7 +20,7 @@ from torch.distributed.tensor import _redistribute as module
 from benchmarks.random_states import random_state
 from distbench.planning.cost_profile import Line, Profile
 from distbench.planning.placement_states import State, parse_state
-from distbench.planning.plan_request import zero_filled
+from distbench.planning.redistribution_request import zero_filled
 from distbench.redistribute.direct import DirectRedistribution
 from distbench.redistribute.expected_shards import (
     parse_placement,
@@ -33,8 +33,8 @@ from distbench.redistribute.expected_shards import (
 )
 from distbench.spec.errors import UserError
 from distbench.torch_private import ZERO_FILLS, OrderedPlacements, OrderedTensor, lacks, planner
+from distbench.torch_private.calibrated_planner import calibrated_planning
 from distbench.torch_private.planners import layout_of
-from distbench.torch_private.profile_planner import calibrated_planning
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from processes import Children
 
-from distbench.search import against
-from distbench.search.against import compared
-from distbench.search.against_text import blocks_of, record_of, residuals_of
+from distbench.search import published_comparison
+from distbench.search.published_comparison import compared
+from distbench.search.published_comparison_text import blocks_of, record_of, residuals_of
 from distbench.show.terminal import shown
 from distbench.simulate.published import published_rows
 from distbench.spec.errors import UserError
@@ -119,7 +119,7 @@ def test_comparison(tmp_path: Path, children: Children) -> None:
 
 def test_plane() -> None:
     """1 + layers * micro-batches, from four corners."""
-    point = against._Point
+    point = published_comparison._Point
     corners = {point(2, 1): 3.0, point(4, 1): 5.0, point(2, 2): 5.0, point(4, 2): 9.0}
-    assert against._on_plane(corners, point(10, 3)) == pytest.approx(31.0)
-    assert against._on_plane({point(0, 1): 7.0}, point(0, 1)) == 7.0
+    assert published_comparison._on_plane(corners, point(10, 3)) == pytest.approx(31.0)
+    assert published_comparison._on_plane({point(0, 1): 7.0}, point(0, 1)) == 7.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from sweep_plans import FACTS, space
 
-from distbench.plans.changed_plan import mesh_dims_of, sharding_dims_of
+from distbench.plans.plan_changes import mesh_dims_of, sharding_dims_of
 from distbench.search.predicted import no_plan_error
 from distbench.search.space import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes, set_up
 from distbench.search.sweep import BYTES, amount

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distbench.spec import UserError
-from distbench.spec.loads import LOADS, load_of, load_of_module, matrix_of, traffic_of
+from distbench.spec.expert_loads import LOADS, load_of, load_of_module, matrix_of, traffic_of
 
 # 16 experts on 4 ranks, 2 of 16 per token: a hot set of 4 experts, and 512 tokens, so 1024 choices per rank.
 SHAPE = {"num_ranks": 4, "num_experts": 16, "top_k": 2, "num_tokens": 512}

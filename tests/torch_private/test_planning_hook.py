@@ -22,8 +22,8 @@ from distbench.spec.errors import UserError
 from distbench.spec.versions import release
 from distbench.torch_private import OwnPlans, plan_path
 from distbench.torch_private import mesh as mesh_facts
+from distbench.torch_private.calibrated_planner import calibrated_planning, require_known_planner
 from distbench.torch_private.probe import ZERO_FILLS, Unsupported, lacks
-from distbench.torch_private.profile_planner import calibrated_planning, require_known_planner
 
 PLANNER = module.DTensorRedistributePlanner
 MASKED: Any = _MaskPartial(offset_shape=torch.Size((8, 1)), offset_dim=0)  # type: ignore[no-untyped-call]

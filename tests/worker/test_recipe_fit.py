@@ -9,7 +9,7 @@ from processes import Children
 from distbench.launch import Request, jobs_of
 from distbench.search.sweep_child import Question, SweepChild
 from distbench.simulate.recording import Allocated, Freed, Head, Operator, Recording, StepBegun
-from distbench.worker.recipe_fit import BYTES_PER_PARAMETER, Fit, Recipe, peaks_of
+from distbench.worker.recipe_memory import BYTES_PER_PARAMETER, Fit, Recipe, peaks_of
 
 PARAMETERS = 10**9
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from distbench.search.against import Compared
+from distbench.search.published_comparison import Compared
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Heading, Lines, Notes, Table, TableColumns, table_of
 from distbench.show.units import NOTHING, rate_text

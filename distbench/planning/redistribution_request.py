@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from distbench.planning.cheapest_path import Problem
 from distbench.planning.cost_profile import (
     COLLECTIVES,
     MeasuredCost,
@@ -18,7 +19,6 @@ from distbench.planning.cost_profile import (
 )
 from distbench.planning.placement_states import NotHandled, State, parse_state
 from distbench.planning.redistribution_plans import Setting
-from distbench.planning.search import Problem
 from distbench.processes import ask_child
 from distbench.records.run_file import DTYPE_BYTES
 from distbench.spec.devices import device_of, known_device

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from distbench.planning.cheapest_path import Problem
 from distbench.planning.cost_profile import MeshCost, Profile, TorchCost, load_profile, measured_cost
 from distbench.planning.placement_states import NotHandled, State
 from distbench.planning.redistribution_plans import Plan, Setting, plan_redistribution, require_max_bytes
-from distbench.planning.search import Problem
 from distbench.spec.errors import UserError
 from distbench.spec.placements import CALIBRATED
 from distbench.spec.versions import SUPPORTED
