@@ -16,7 +16,7 @@ def collectives(
     dtypes: str = "f32+bf16",
     ops: str = "all_gather+reduce_scatter+all_to_all+all_reduce+broadcast",
 ) -> Scenario:
-    """Five collectives over every mesh dim, 1 KiB to 64 MiB. Others: --set ops=all_to_all_v+scatter+gather+send_recv."""
+    """Five collectives over every mesh dim, 1 KiB to 64 MiB. Others: --set ops=all_to_all_v+scatter+gather."""
     sizes = sizes_between(min_bytes, max_bytes, step)
     return Scenario(
         collectives=(Collectives(tuple(ops.split("+")), sizes_bytes=sizes, dtypes=tuple(dtypes.split("+"))),)
