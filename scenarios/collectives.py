@@ -14,12 +14,12 @@ def collectives(
     max_bytes: int = 67108864,
     step: int = 4,
     dtypes: str = "f32+bf16",
-    ops: str = "all_gather+reduce_scatter+all_to_all+all_reduce+broadcast",
+    op: str = "all_gather+reduce_scatter+all_to_all+all_reduce+broadcast",
 ) -> Scenario:
-    """Five collectives over every mesh dim, 1 KiB to 64 MiB. Others: --set ops=all_to_all_v+scatter+gather."""
+    """Five collectives over every mesh dim, 1 KiB to 64 MiB. Others: --set op=all_to_all_v+scatter+gather."""
     sizes = sizes_between(min_bytes, max_bytes, step)
     return Scenario(
-        collectives=(Collectives(tuple(ops.split("+")), sizes_bytes=sizes, dtypes=tuple(dtypes.split("+"))),)
+        collectives=(Collectives(tuple(op.split("+")), sizes_bytes=sizes, dtypes=tuple(dtypes.split("+"))),)
     )
 
 
@@ -37,7 +37,7 @@ def collective_ways(
     step: int = 4,
     dtype: str = "f32",
 ) -> Scenario:
-    """Ways of one collective, compared at every size, with the crossing. Every way is checked."""
+    """Ways of one collective, compared at every size. Shows the crossing, and checks every way."""
     sizes = sizes_between(min_bytes, max_bytes, step)
     return Scenario(
         collectives=(Collectives(ops=(op,), sizes_bytes=sizes, dtypes=(dtype,), ways=tuple(ways.split("+"))),)

@@ -50,7 +50,7 @@ def cp_documents(
     num_heads: int = 8,
     head: int = 64,
 ) -> Scenario:
-    """FlexAttention (forward) of packed documents under context parallel, by balancer. Shows each rank's exact work."""
+    """FlexAttention of packed documents over cp, by balancer. Forward only. Shows each rank's exact work."""
     if balancer not in BALANCERS:
         raise UserError(f"--set balancer={balancer} is unknown; use {', '.join(BALANCERS)}")
 

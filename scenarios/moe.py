@@ -97,7 +97,7 @@ def expert_exchange(
     size: int = 1048576,
     dtype: str = "f32",
 ) -> Scenario:
-    """The all-to-all that sends tokens to their experts, without a model. Loads by name, recorded, or as a traffic
+    """The all-to-all of tokens to their experts. No model. Loads by name, recorded, or as a traffic
     matrix.
     """
     exchange = Collectives(

@@ -23,8 +23,8 @@ def state_checkpoint(
     load_mesh: str = "dp_shard4",
     folder: str = "",
 ) -> Scenario:
-    """Checkpoints of model and AdamW by torch.distributed.checkpoint, for the plan of llama_2d. Saves are synchronous,
-    in a thread or in a process.
+    """Saves and loads of model and AdamW by DCP. The plan is that of llama_2d; saves are synchronous, in a thread or in
+    a process.
 
     load_mesh: a second mesh on which the files are loaded. folder: a folder that all hosts share.
     """

@@ -144,10 +144,10 @@ class TrainingStep:
         built: Blueprint | None = None,
         give_memory: Callable[..., None] = materialise,
     ) -> None:
-        scenario = replace(scenario, loss=planned_loss(scenario, context.device))
-        assert scenario.build_model and scenario.make_batch
         if missing := [package for package in scenario.needs if find_spec(package) is None]:
             raise Skipped(f"{missing[0]} is not installed; run pip install {missing[0]}")
+        scenario = replace(scenario, loss=planned_loss(scenario, context.device))
+        assert scenario.build_model and scenario.make_batch
         self.plan = plan = scenario.step_plan
         self._context, self._scenario = context, scenario
         self.built = built = built or blueprint(scenario.build_model, context.seed)

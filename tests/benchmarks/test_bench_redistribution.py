@@ -10,11 +10,18 @@ from benchmarks.bench_redistribution import HEADLINE_BYTES, rows_of
 def pair(source: str, plans: dict[str, tuple[float, float]], same_path: tuple[str, ...] = ()) -> dict[str, Any]:
     """Planner to (predicted, measured) seconds; the planners of `same_path` share greedy's samples."""
     planners = {
-        name: {"key": "greedy" if name in same_path else name, "predicted_s": predicted}
+        name: {"key": "greedy" if name in same_path else name, "predicted_s": predicted, "planning_s": (2e-3, 1e-3)}
         for name, (predicted, _) in plans.items()
     }
     samples = {name: [measured / 2, measured, measured * 9] for name, (_, measured) in plans.items()}
-    return {"source": [source], "target": ["R"], "size_bytes": HEADLINE_BYTES, "planners": planners, "samples": samples}
+    return {
+        "direction": "forward",
+        "source": [source],
+        "target": ["R"],
+        "size_bytes": HEADLINE_BYTES,
+        "planners": planners,
+        "samples": samples,
+    }
 
 
 def test_ours_is_chosen_by_prediction_and_judged_by_measurement() -> None:

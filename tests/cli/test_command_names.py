@@ -27,7 +27,7 @@ OPTIONS = [
     for option in command.params
     if isinstance(option, click.Option)
 ]
-DURATIONS = ("--budget", "--max-time", "--older-than", "--timeout")
+DURATIONS = ("--budget", "--max-step", "--max-time", "--older-than", "--timeout")
 WIDTHS = (60, 80, 120)
 
 
@@ -232,7 +232,7 @@ def test_a_shell_completes_commands_options_values_and_scenarios() -> None:
     assert (
         completed("run", "llama")
         == completed("check", "llama")
-        == [*("llama3_405b", "llama3_70b", "llama3_8b", "llama_2d", "llama_3d", "llama_inference")]
+        == [*("llama3_405b", "llama3_70b", "llama3_8b", "llama_2d", "llama_3d", "llama_inference", "llama_spmd_types")]
     )
     assert completed("run", "--mes") == ["--mesh"]
     assert completed("report", "--format", "ma") == ["markdown"]

@@ -286,7 +286,7 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"parallelize": asks_for_values}, f"on meta tensors ({HERE}:"),
         ({"build_model": Lazy}, "makes parameter 'linear.weight' without a shape, as lazy modules do"),
         ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "returns x as a numpy array; return tensors"),
-        ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "returns a batch of no samples; return at least one"),
+        ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "returns an empty batch; return at least one sample per"),
         ({"call": lambda model, batch: model.heat}, f"object has no attribute 'heat' ({HERE}:"),
         ({"optimizer": lambda parameters: 3}, "returns an int, which has no step()"),
         ({"make_batch": lambda: {"x": 3}}, " returns a dict without a tensor that can be split over ranks"),

@@ -220,7 +220,7 @@ def test_a_scenario_with_a_step_has_no_other_way_to_train(fields: dict[str, Any]
 
 def test_ranks_with_other_phases_are_named(context: RankContext, monkeypatch: pytest.MonkeyPatch) -> None:
     own = step_of(given(), context)
-    monkeypatch.setattr(own, "_shared", lambda call: [call, call._replace(phases=call.phases[:2])])
+    monkeypatch.setattr(type(context), "gather", lambda _, call: [call, call._replace(phases=call.phases[:2])])
     with pytest.raises(UserError, match="runs forward, backward on rank 1 and forward, backward, optimizer on rank 0"):
         _ = own.phases
 

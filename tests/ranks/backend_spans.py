@@ -15,8 +15,8 @@ group = dist.group.WORLD
 found = {}
 for name, operation in OPERATIONS.items():
     whole, half = torch.ones(64), torch.ones(32)
-    output = half if name == "reduce_scatter" else whole.clone()
-    given = half if name == "all_gather" else whole
+    output = half if name in ("reduce_scatter", "scatter") else whole.clone()
+    given = half if name in ("all_gather", "gather") else whole
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         operation(output, given, group)
     found[name] = [

@@ -138,7 +138,7 @@ def test_a_local_copy_never_looks_like_the_collective(op: str, group_size: int) 
         mine = tag(op, rank, sizes.given, group_size, torch.float32)
         copies = [mine.repeat(group_size)[: sizes.got], mine[: sizes.got]]
         alone = any(copy.shape == wanted.shape and torch.equal(copy, wanted) for copy in copies)
-        assert alone == (op == "broadcast" and rank == 0)
+        assert alone == (op in ("broadcast", "scatter") and rank == 0)
 
 
 def test_expected_results_of_two_ranks_by_hand() -> None:

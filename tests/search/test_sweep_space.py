@@ -119,7 +119,7 @@ def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:
         ("plan.reshard=True", "plan.reshard is not a change to a plan (nearest: "),
         ("plan.rotate=left", "--set plan.rotate=left is unknown; use allgather, alltoall, ulysses"),
         ("plan.microbatches=0", "give a whole number from 1"),
-        ("plan.mesh=4", "is not a mesh; write for example plan.mesh=dp_shard2xtp2"),
+        ("plan.mesh=4", "is not a mesh; write for example --set plan.mesh=dp_shard2xtp2"),
         ("plan.prefetch=two", "plan.prefetch=two is not valid; give int values such as 2"),
     ],
 )

@@ -22,7 +22,7 @@ from distbench.torch_private.probe import SPMD_MESH
 PROGRAM = Path(__file__).parents[1] / "sim_scenarios.py"
 # Scenarios of cases without a model.
 WITHOUT_STEPS = ("calibrate", "calibrate_operators", "collectives", "links", "redistribute", "redistribute_lab")
-WITHOUT_STEPS += ("dtensor_ops",)
+WITHOUT_STEPS += ("dtensor_ops", "collective_ways", "expert_exchange")
 # Without a capacity a host must know how many tokens each expert gets, and shapes alone do not tell.
 SIMULATED_WITH = {"moe": {"capacity": 1.25}, "moe_tp": {"capacity": 1.25}}
 # Of these, variants that ask most of the device: parameters looked for and buckets made anew.

@@ -117,7 +117,7 @@ def test_a_recording_keeps_its_pipeline_and_messages(tmp_path: Path) -> None:
     save_recordings(two_stages(), file)
     found = load_recordings(file)
     assert [one.head.pipeline for one in found] == [FACTS, FACTS]
-    assert [one.collectives[0][-2:] for one in found] == [(1, 1), (0, 1)]
+    assert [(one.collectives[0].peer, one.collectives[0].batch) for one in found] == [(1, 1), (0, 1)]
     lines = file.read_text()
     for wrong, right, says in (
         ('"peer": -1', '"peer": 1', "peer is -1"),
