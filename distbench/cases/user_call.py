@@ -1,6 +1,7 @@
 """A user's function over the mesh: timed unchanged, and checked by the user's check if there is one."""
 
 import contextlib
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -43,16 +44,31 @@ def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterat
             f"call {what!r}: its function returned {kind}; return the function to time, without arguments, or a tuple "
             "of this function, a check of its result and a dict of this rank's numbers"
         )
-    of_ranks = context.gather({str(name): float(number) for name, number in per_rank.items()}) if per_rank else []
+    numbers = _of_all_ranks(what, per_rank, context)
     fields = {
         "group_size": context.mesh.size(),
         "mesh_dim": "x".join(context.mesh_dims),
-        "counters": {
-            "checked": check is not None,
-            **({"per_rank": {name: [of[name] for of in of_ranks] for name in per_rank}} if per_rank else {}),
-        },
+        "counters": {"checked": check is not None, **({"per_rank": numbers} if numbers else {})},
     }
     yield OpenedCase(lambda stamp: call(), partial(_verdict, what, check), fields=fields)
+
+
+def _of_all_ranks(what: str, own: Mapping[Any, Any], context: RankContext) -> dict[str, list[float]]:
+    """Return the numbers of every rank by name. All ranks must call this together, also ranks without numbers."""
+    of_ranks: list[dict[str, Any]] = context.gather({str(name): number for name, number in own.items()})
+    for rank, of_rank in enumerate(of_ranks):
+        if of_rank.keys() != of_ranks[0].keys():
+            names = [", ".join(each) or "no number" for each in (of_rank, of_ranks[0])]
+            raise UserError(
+                f"call {what!r}: its function returned {names[0]} on rank {rank} and {names[1]} on rank 0; return the "
+                "same names on every rank"
+            )
+        for name, number in of_rank.items():
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+                raise UserError(
+                    f"call {what!r}: number {name!r} of rank {rank} is {number!r}; return a finite number, 0 or more"
+                )
+    return {name: [float(of_rank[name]) for of_rank in of_ranks] for name in of_ranks[0]}
 
 
 def _verdict(what: str, check: Callable[[], object] | None) -> str | None:

@@ -70,8 +70,6 @@ def check(
       distbench check --all hf --hardware h100 --world 8
     """
     if source is not None:
-        from distbench.cli.check import check_all
-
         refuse_with("--all", "scenarios", "mesh", "quick")
         sys.exit(0 if check_all(source, choices, hardware, world, form) else 1)
     refuse_without("--all", "hardware", "world")

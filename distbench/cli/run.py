@@ -470,7 +470,7 @@ def _say_first(job: Job, num_more: int) -> None:
     from distbench.show.units import time_text
 
     cases = read_run(Path(job.run_file)).cases if Path(job.run_file).exists() else []
-    if timed := [case for case in cases if case.get("samples_s")]:
+    if timed := [case for case in cases if case["status"] == "ok" and case.get("samples_s")]:
         time, case_id = time_text(median(timed[0]["samples_s"])), timed[0]["case"]["id"]
         say(f"First result: {time} per iteration of {case_id}. Scenarios left: {num_more}")
 

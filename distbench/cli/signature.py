@@ -78,7 +78,7 @@ def write_signature(
             continue
         scenario_signature, left_out = answer
         for case_id, reason in left_out.items():
-            say(f"distbench: warning: left out: {case_id}: {reason}", err=True)
+            say(f"warning: left out: {case_id}: {reason}", err=True)
         if file := files.get(job.scenario):
             write(file, scenario_signature.to_text())
             say(f"signature: {file}", err=True)

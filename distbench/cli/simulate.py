@@ -195,7 +195,7 @@ def _against(path: str, out: Path, save: Path | None, picture: Path | None, form
     from distbench.simulate.published import published_rows
     from distbench.spec.file_io import write_whole
 
-    rows = published_rows(path, lambda text: say(f"distbench: warning: {text}", err=True))
+    rows = published_rows(path, lambda text: say(f"warning: {text}", err=True))
     make_folder(out, "--results")
     for option, file in (("--save", save), ("--picture", picture)):
         if file is not None:

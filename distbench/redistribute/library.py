@@ -106,13 +106,11 @@ def plan(
 
 def _sizes(mesh: Any, profile: Profile | None) -> dict[str, int]:
     """Return the names and sizes of the mesh dims; a mesh without names has the profile's, if the sizes are equal."""
-    if isinstance(mesh, Mapping):
-        return {str(name): int(size) for name, size in mesh.items()}
-    given = getattr(mesh, "shape", mesh)
+    given = [*mesh.values()] if isinstance(mesh, Mapping) else getattr(mesh, "shape", mesh)
     sizes = tuple(given) if isinstance(given, Sequence) else ()
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
         raise UserError(f"mesh {mesh!r} is not valid; give a DeviceMesh or its sizes, such as (2, 4)")
-    names = getattr(mesh, "mesh_dim_names", None)
+    names = tuple(map(str, mesh)) if isinstance(mesh, Mapping) else getattr(mesh, "mesh_dim_names", None)
     if names is None and profile and tuple(profile.mesh.values()) == sizes:
         names = tuple(profile.mesh)
     return dict(zip(names or [f"m{number}" for number in range(len(sizes))], sizes, strict=True))

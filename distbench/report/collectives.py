@@ -15,8 +15,8 @@ from distbench.show.blocks import Block, Code, Lines, Table, TableColumns, cappe
 from distbench.show.plots import Spot, hover
 from distbench.spec.printable_text import count_text
 from distbench.statistics.crossings import Crossing, crossings_of, fastest_by_size
-from distbench.statistics.pass_comparison import BASELINE, PassComparison, as_table, compare_passes
-from distbench.statistics.verdicts import FASTER, SLOWER
+from distbench.statistics.pass_comparison import BASELINE, TOO_FEW, PassComparison, as_table, compare_passes
+from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -268,8 +268,13 @@ def _sentence_of_sizes(ways: Ways, name: str, first: str) -> Iterator[str]:
         if row["verdict"] in (FASTER, SLOWER):
             times = units.times_text(1 / row["speedup"], first, 1 / row["speedup_high"], 1 / row["speedup_low"])
             yield f"{name}: {times}"
-    if ways.op != UNEVEN:
-        yield f"{name}: no difference from {first} at {count_text(len(ways.of_way(name)), 'size')}; no crossing"
+    if ways.op == UNEVEN:
+        return
+    rows = ways.of_way(name)
+    finding = f"{TOO_FEW} for a verdict"
+    if any(row["verdict"] == WITHIN_NOISE for row in rows):
+        finding = f"no difference from {first} found at {count_text(len(rows), 'size')}; no crossing"
+    yield f"{name}: {finding}"
 
 
 def _crossing_text(crossing: Crossing, first: str) -> str:

@@ -40,7 +40,7 @@ class Collectives(Declared):
         ways: other ways of the collectives, which are compared with the first way (see `cases.collective.WAYS`).
         own_ways: further names of `ways` to `(output, input, group) -> None or the result`. If a way returns None,
             `output` has its result. `output` of all_reduce and broadcast begins as a copy of `input`.
-        load: of all_to_all_v: a name of `loads.LOADS`, or the path of a recorded routing.
+        load: of all_to_all_v: a name of `spec.expert_loads.LOADS`, or the path of a recorded routing.
         matrix: of all_to_all_v, instead of `load`: the rows that each rank sends to each rank, as nested lists or the
             path of a JSON file.
         num_experts: of a load: number of experts, in equal parts over the ranks of a group.

@@ -171,7 +171,7 @@ def flex_attention_over(
         mesh: 1-D mesh of the context parallel ranks.
         tensors: query, key and value of the whole sequence, each (batch, heads, sequence, head).
         mask_mod: FlexAttention's `(batch, head, query, key) -> whether the query attends to the key`.
-        balancer: one of BALANCERS.
+        balancer: "none", "head_tail", "per_document" or "ptrr".
         documents: lengths of the documents of the sequence, for "per_document".
     """
     require("FlexAttention under context parallel")

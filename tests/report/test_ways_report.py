@@ -80,7 +80,7 @@ def test_the_table_as_code_runs(tmp_path: Path) -> None:
 def test_equal_ways_have_no_crossing_and_one_entry(tmp_path: Path) -> None:
     run = ways_run(tmp_path, dict.fromkeys(TIMES, TIMES["plain"]))
     assert [*WAYS.headline(run)] == [
-        "all_reduce, f32, over tp (4 ranks): other: no difference from plain at 4 sizes; no crossing"
+        "all_reduce, f32, over tp (4 ranks): other: no difference from plain found at 4 sizes; no crossing"
     ]
     (ways,) = ways_of(run.frame)
     assert code_of(ways)[1].startswith("ALL_REDUCE_WAYS = {0: 'plain'}")
