@@ -375,20 +375,12 @@ def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
 
 @contextlib.contextmanager
 def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter `around()` whenever DTensor runs an operator on global shapes only for its metadata.
-
-    An operator that returns nothing has no metadata, so it does not run. An optimizer's in-place operators on lists of
-    all parameters are the most expensive ones.
-    """
+    """Enter `around()` whenever DTensor runs an operator on global shapes only for its metadata."""
     require("simulated device")
     from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
 
     within = _within(around, Propagator._propagate_tensor_meta_non_cached)
-
-    def metadata(propagator: Any, schema: Any) -> Any:
-        return within(propagator, schema) if schema.op._schema.returns else None
-
-    with replaced(Propagator, "_propagate_tensor_meta_non_cached", metadata):
+    with replaced(Propagator, "_propagate_tensor_meta_non_cached", within):
         yield
 
 

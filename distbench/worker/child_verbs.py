@@ -2,8 +2,7 @@
 
 For each query, this process forks another process. This process has imported torch, but has not used torch. A second
 query in one process would use the caches of the first query: DTensor caches its plans for a mesh, also in backward's
-thread, and uses them later for an equal mesh, even with other groups. Recordings empty these caches, so they share
-processes.
+thread, and uses them later for an equal mesh, even with other groups.
 """
 
 import contextlib
@@ -70,7 +69,6 @@ from distbench.worker.recipe_memory import recipe_fit
 
 Answer = dict[str, Any]
 INHERITED = "torch.", "transformers.", "torchtitan."  # prefixes of modules
-PER_PROCESS = 16  # recordings of a sweep's process
 STATE_ELEMENTS = 1 << 14  # 8-bit optimizers do not quantize smaller tensors
 
 
@@ -85,45 +83,17 @@ class Question:
     seconds: float = 0.0  # of the process; while it runs, its monotonic start
 
 
-@dataclass
-class _Worker:
-    """A process of a pool.
-
-    Args:
-        num_left: queries that it may still answer.
-        question: the query that it answers now.
-    """
-
-    process: BaseProcess
-    connection: Connection
-    stderr: BinaryIO
-    num_left: int
-    question: Question
-
-
 class ForkPool:
     """A pool of processes that answer queries by `function`. Each is forked from this process, which must not have used
     torch.
 
     If a signal ends a process, its query is repeated once.
-
-    Args:
-        per_process: number of queries for which `shares` is true that a process answers, one after another, so that
-            later ones find what torch keeps of earlier ones. A process without an answer to a query ends.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Any], Any],
-        num_at_once: int,
-        per_process: int = 1,
-        shares: Callable[[Any], bool] = lambda _: False,
-    ) -> None:
-        self._function, self._num_at_once, self._per_process = function, num_at_once, per_process
-        self._shares = shares
+    def __init__(self, function: Callable[[Any], Any], num_at_once: int) -> None:
+        self._function, self._num_at_once = function, num_at_once
         self._waiting: deque[Question] = deque()
-        self._running: dict[Connection, _Worker] = {}
-        self._idle: list[_Worker] = []
+        self._running: dict[Connection, tuple[Question, BaseProcess, BinaryIO]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -140,64 +110,45 @@ class ForkPool:
         while self._waiting and len(self._running) < self._num_at_once:
             self._start(self._waiting.popleft())
         ready = wait([*self._running, *files])
-        answered = [self._answered(connection) for connection in ready if isinstance(connection, Connection)]
-        return [question for question in answered if question], len(ready) > len(answered)
-
-    def close(self) -> None:
-        """End the idle processes."""
-        while self._idle:
-            self._end(self._idle.pop())
+        ended = [self._ended(connection) for connection in ready if isinstance(connection, Connection)]
+        return [question for question in ended if question], len(ready) > len(ended)
 
     def _start(self, question: Question) -> None:
-        worker = self._idle.pop() if self._idle and self._shares(question.data) else self._forked(question)
-        worker.question, question.seconds = question, time.monotonic()
-        self._running[worker.connection] = worker
-        with contextlib.suppress(OSError):  # of a process that has ended, which its connection reports
-            worker.connection.send(question.data)
-
-    def _forked(self, question: Question) -> _Worker:
         context = multiprocessing.get_context("fork")
-        connection, of_process = context.Pipe()
-        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_end` closes it
-        target = (of_process, connection, stderr.fileno())
-        process = context.Process(target=self._answer, args=target, daemon=self._per_process > 1)
+        receiver, sender = context.Pipe(duplex=False)
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_ended` closes it
+        process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
+        question.seconds = time.monotonic()
         process.start()
-        # If this end remained open in this process, the end of a child would not be detected.
-        of_process.close()
-        return _Worker(process, connection, stderr, self._per_process, question)
+        # If the sending end remained open in this process, the end of a child would not be detected.
+        sender.close()
+        self._running[receiver] = question, process, stderr
 
-    def _answer(self, connection: Connection, of_parent: Connection, stderr: int) -> None:
-        """Send each answer from the forked process, with the names of the imported modules of INHERITED packages."""
-        of_parent.close()
+    def _answer(self, question: Question, sender: Connection, stderr: int) -> None:
+        """Send the answer from the forked process, with the names of the imported modules of INHERITED packages."""
         os.dup2(stderr, 2)
         warnings.simplefilter("ignore")
         before = {*sys.modules}
-        for _ in range(self._per_process):
-            if (data := connection.recv()) is None:
-                break
-            answer = self._function(data)
-            new = [name for name in [*sys.modules] if name.startswith(INHERITED) and name not in before]
-            connection.send((answer, new))
+        answer = self._function(question.data)
+        sender.send((answer, [name for name in [*sys.modules] if name.startswith(INHERITED) and name not in before]))
 
-    def _answered(self, connection: Connection) -> Question | None:
-        """Return the query of a process that has answered or ended; None if it is repeated."""
-        worker = self._running.pop(connection)
-        question, modules = worker.question, list[str]()
-        with contextlib.suppress(EOFError, ConnectionResetError):
-            question.answer, modules = connection.recv()
-        question.seconds = round(time.monotonic() - question.seconds, 1)
-        worker.num_left -= 1
-        stderr_lines: list[str] = []
-        if worker.num_left and question.answer and "left_out" not in question.answer and self._shares(question.data):
-            self._idle.append(worker)
-        else:
-            stderr_lines = self._end(worker)
+    def _ended(self, connection: Connection) -> Question | None:
+        """Return the query of a process that has ended; None if it is repeated."""
+        question, process, stderr = self._running.pop(connection)
+        modules: list[str] = []
+        with stderr:
+            with connection, contextlib.suppress(EOFError):
+                question.answer, modules = connection.recv()
+            process.join()
+            question.seconds = round(time.monotonic() - question.seconds, 1)
+            stderr.seek(0)
+            stderr_lines = stderr.read().decode("utf-8", "replace").splitlines()
         # Lazy imports take up to half of an answer's time, so import these modules for later processes.
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
         gc.freeze()  # Later processes do not search these objects for garbage.
-        code = worker.process.exitcode or 0
+        code = process.exitcode or 0
         if question.answer is None and code < 0:
             ended = ended_text(code, stderr_lines)
             if not question.again:
@@ -208,16 +159,6 @@ class ForkPool:
             words = f" (its last words: {last_words(stderr_lines)})" if last_words(stderr_lines) else ""
             question.why = f"its process ended with exit code {code} and without an answer{words}"
         return question
-
-    @staticmethod
-    def _end(worker: _Worker) -> list[str]:
-        """End a process, and return the lines of its stderr."""
-        with worker.stderr:
-            with worker.connection, contextlib.suppress(OSError):
-                worker.connection.send(None)
-            worker.process.join()
-            worker.stderr.seek(0)
-            return worker.stderr.read().decode("utf-8", "replace").splitlines()
 
 
 def _answers_of(function: Callable[[Job], Answer], records: Sequence[Mapping[str, Any]]) -> list[Answer]:
@@ -379,8 +320,8 @@ def _recordings(
 
 
 def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}") -> Iterator[dict[str, Any]]:
-    """Answer the queries of a sweep, one per line of standard input, until standard input ends. Recordings share
-    processes; any other query has a process of its own.
+    """Answer the queries of a sweep, one per line of standard input, each in a separate process, until standard input
+    ends.
 
     A query has `id`, `ask`, `mesh`, `label`, `variants` and one file per variant in `files`. Answers are lines {"id",
     "answers": one per variant}, in the order of completion:
@@ -394,16 +335,9 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
     or {"id", "left_out": the reason for a missing answer, "lasts": whether a repeated query would also fail}. If a
     signal ends a process, its query is repeated once, and "again" in the answer describes the end of the first process.
     """
-    answer_of, is_open = partial(_sweep_answer, Path(file), scenario, json.loads(assume)), True
-
-    def shares(data: Mapping[str, Any]) -> bool:
-        return bool(data["ask"] == "record")
-
+    pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario, json.loads(assume)), int(num_at_once)), True
     # The file is unbuffered, because `wait` cannot detect lines in a buffer.
-    with (
-        contextlib.closing(ForkPool(answer_of, int(num_at_once), PER_PROCESS, shares)) as pool,
-        open(0, "rb", buffering=0, closefd=False) as lines,
-    ):
+    with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
             questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
             for question in questions:
