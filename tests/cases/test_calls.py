@@ -21,7 +21,10 @@ from distbench.spec import Scenario, UserError
 from distbench.spec.versions import release
 from distbench.worker.rank_session import load_scenario
 
-PLACE: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("dp_shard", "tp"), mesh_shape=(2, 2))
+MESH = SimpleNamespace(size=lambda: 4)
+PLACE: Any = SimpleNamespace(
+    mesh=MESH, mesh_dims=("dp_shard", "tp"), mesh_shape=(2, 2), gather=lambda own: [own] * MESH.size()
+)
 
 
 def nothing() -> None:
@@ -112,9 +115,27 @@ def test_the_report_shows_calls_that_are_ok() -> None:
     assert (row[0], row[1], row[2].split(), row[5]) == ("gather/tp=2", "2", ["2.00", "ms"], "3")
 
 
+@pytest.mark.parametrize(
+    ("of_ranks", "says"),
+    [
+        ([{"work": 1}, {}], "returned no number on rank 1 and work on rank 0; return the same names on every rank"),
+        ([{"work": 1}, {"work": -1}], "number 'work' of rank 1 is -1; return a finite number, 0 or more"),
+        ([{"work": float("nan")}], "number 'work' of rank 0 is nan; return a finite number, 0 or more"),
+        ([{"work": "x"}], "number 'work' of rank 0 is 'x'; return a finite number, 0 or more"),
+    ],
+)
+def test_numbers_that_differ_in_name_or_are_none_are_refused(of_ranks: list[dict[str, Any]], says: str) -> None:
+    """A rank without numbers takes part in the exchange, so that no rank waits for it."""
+    place: Any = SimpleNamespace(**{**vars(PLACE), "gather": lambda own: of_ranks})
+    (case_spec,) = call_cases(Scenario(calls={"mine": lambda mesh: nothing}), "mine", place)
+    with pytest.raises(UserError) as refused, case_spec.open():
+        pass
+    assert str(refused.value).endswith(says)
+
+
 def test_a_calls_numbers_are_shown_as_the_largest_ranks_over_the_mean() -> None:
     numbers = [{"work": work} for work in (1.0, 1.0, 2.0, 4.0)]
-    four: Any = SimpleNamespace(**vars(PLACE), gather=lambda own: numbers)
+    four: Any = SimpleNamespace(**{**vars(PLACE), "gather": lambda own: numbers})
     make = partial(lambda mesh: (nothing, None, {"work": 1}))
     (case_spec,) = call_cases(Scenario(calls={"mine": make}), "mine", four)
     with case_spec.open() as opened_case:

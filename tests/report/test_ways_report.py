@@ -87,6 +87,13 @@ def test_equal_ways_have_no_crossing_and_one_entry(tmp_path: Path) -> None:
     assert {one.verdict for one in WAYS.compared(run)} == {"within noise"}
 
 
+def test_one_pass_is_too_few_to_say_that_ways_do_not_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "PASSES", 1)
+    assert [*WAYS.headline(ways_run(tmp_path))] == [
+        "all_reduce, f32, over tp (4 ranks): other: too few passes for a verdict"
+    ]
+
+
 def test_a_control_with_a_verdict_is_a_warning(tmp_path: Path) -> None:
     run = ways_run(tmp_path, {**TIMES, f"plain {AGAIN}": lambda size: 2 * TIMES["plain"](size)})
     assert any(
