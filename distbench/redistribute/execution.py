@@ -31,8 +31,8 @@ _keys = count()
 def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torch.Tensor | Pending":
     """Return this rank's shard of the target layout; every rank of the mesh must call it.
 
-    The result is differentiable: backward executes `plan.backward`. In compiled code the plan is one operator. The
-    result of a plan without steps shares `local`'s storage.
+    The result is differentiable: backward executes `plan.backward`. In compiled code the plan is one operator.
+    Outside of it, the result of a plan that communicates nothing may share `local`'s storage.
 
     Args:
         local: this rank's shard of the source layout, which must not be written to until the result is there. For
@@ -206,7 +206,8 @@ class _MoveOnRank:
         """Return this rank's part of the step."""
         move, own = self._move, self._after[self._index]
         if move.op == CUT:
-            return self._part(local, self._index).clone(memory_format=torch.contiguous_format)
+            # A copy only where the part is not contiguous, as in spmd_types' own call.
+            return self._part(local, self._index).contiguous()
         if move.op == PARTITION:
             keeps = self._index == 0 or self._op not in _IDENTITY
             return local.clone() if keeps else torch.full_like(local, _IDENTITY[self._op])
