@@ -115,14 +115,13 @@ shipped() {
 
 quick_start() {
     local code=0 list page=results/report.html
-    # The tag "further" marks scenarios for a second look: the first look must take about two minutes. The other options,
-    # styles and redistributions are also for a second look, and compiling, which takes ten times as long as its step.
+    # The tag "further" marks scenarios for a second look: the first look must take about two minutes. So are the other
+    # options and redistributions.
     list=$(shipped further)
     mapfile -t names < <(grep -vx llama_2d <<<"$list")
     rm -f "$page"
-    "$python" -m distbench run llama_2d "${names[@]}" --quick --set compile_backend=none \
-        --set knob=plain,keep,hybrid,bf16_params,columns,accumulate \
-        --set style=embedding_rows,linear,vocabulary,sequence,prepare_both,loss_parallel \
+    "$python" -m distbench run llama_2d "${names[@]}" --quick --set knob=plain,hybrid,bf16_params,accumulate \
+        --set unshard_output=False \
         -k "not rotate=ulysses and not f32[64,64] and (not '->' or 'S(0)S(1)->' or 'S(1)S(0)->')" || code=$?
     "$python" -m distbench report --page "$page" >/dev/null || code=$((code ? code : $?))
     [ ! -e "$page" ] || echo "page: $page"

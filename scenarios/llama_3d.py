@@ -36,7 +36,7 @@ TP_PLAN = {
     axes={"rotate": ("allgather", "alltoall", "ulysses")},
     quick={"dim": 64, "hidden": 256, "num_layers": 2, "sequence": 64, "rotate": "allgather"},
     quick_mesh={"dp_replicate": 1, "dp_shard": 1, "cp": 2, "tp": 2},
-    tags=("tp", "cp", "fsdp"),
+    tags=("tp", "cp", "fsdp", "further"),
 )
 def llama_3d(
     *,

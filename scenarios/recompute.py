@@ -14,7 +14,7 @@ CHECKPOINTED = {"none": (), "blocks": ("layers.*",), "attention": ("layers.*.att
     mesh={"dp_shard": 4},
     axes={"checkpoint": ("none", "blocks", "attention"), "compile_backend": ("none", "aot_eager", "inductor")},
     quick={"dim": 64, "hidden": 128, "num_layers": 2, "sequence": 32, "compile_backend": "aot_eager"},
-    tags=("fsdp", "checkpoint", "compile"),
+    tags=("fsdp", "checkpoint", "compile", "further"),
 )
 def recompute(
     *,

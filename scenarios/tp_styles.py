@@ -150,7 +150,7 @@ STYLES: dict[str, Any] = {
         )
     },
     quick={"dim": 64, "hidden": 128, "sequence": 32},
-    tags=("tp",),
+    tags=("tp", "further"),
 )
 def tp_styles(
     *, dim: int = 512, hidden: int = 2048, batch: int = 4, sequence: int = 256, style: str = "linear"
