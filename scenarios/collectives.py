@@ -16,7 +16,7 @@ def collectives(
     dtypes: str = "f32+bf16",
     op: str = "all_gather+reduce_scatter+all_to_all+all_reduce+broadcast",
 ) -> Scenario:
-    """Five collectives over every mesh dim, 1 KiB to 64 MiB. Others: --set op=all_to_all_v+scatter+gather."""
+    """Five collectives over every mesh dim, 1 KiB to 64 MiB. Others: --set op=all_to_all_v+scatter+gather+send_recv."""
     sizes = sizes_between(min_bytes, max_bytes, step)
     return Scenario(
         collectives=(Collectives(tuple(op.split("+")), sizes_bytes=sizes, dtypes=tuple(dtypes.split("+"))),)

@@ -229,7 +229,7 @@ def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dty
 
 
 def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """Yield a case per op, dtype, mesh dim, size and way of the scenario's sweeps.
+    """Yield a case per op, dtype, mesh dim of more than one rank, size and way of the scenario's sweeps.
 
     Raises:
         UserError: an op, dtype, way or load is unknown, or a traffic matrix is not valid.
@@ -242,7 +242,9 @@ def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
         for size in sweep.sizes_bytes:
             if type(size) is not int or size < 1:
                 raise UserError(f"collective size {size!r} is not a number of bytes; use whole numbers, 1 or more")
-        for op, dtype, mesh_dim in itertools.product(sweep.ops, sweep.dtypes, context.mesh_dims):
+        # One rank alone does not communicate; a mesh of one rank measures the cost of a call.
+        mesh_dims = [mesh_dim for mesh_dim in context.mesh_dims if context.size(mesh_dim) > 1] or context.mesh_dims
+        for op, dtype, mesh_dim in itertools.product(sweep.ops, sweep.dtypes, mesh_dims):
             for size_bytes in sweep.sizes_bytes:
                 if op == UNEVEN:
                     yield _uneven_case(sweep, dtype, mesh_dim, size_bytes, context)

@@ -171,7 +171,7 @@ def _size(variant: Mapping[str, Any]) -> str:
 
     step = f"no step was run: {reason}" if (reason := variant["not_tried"]) else variant["step"]
     per_rank = units.size_text(variant["parameter_bytes"])
-    return f"{units.count_text(variant['num_parameters'])} parameters, {per_rank} per rank; {step}"
+    return f"{units.short_count_text(variant['num_parameters'])} parameters, {per_rank} per rank; {step}"
 
 
 def _whose(labels: list[str], num_variants: int) -> str:
@@ -250,12 +250,12 @@ def _row(config: str, answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recipe_lines(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str]:
-    from distbench.show.units import count_text
+    from distbench.show.units import short_count_text
 
     cells = [row["recipe"], "-", "-", "-", row["verdict"]]
     if "mesh" in row:
         bound = "" if row["depth"] else ">= "
-        cells[1:4] = [count_text(row["num_parameters"]), format_mesh(row["mesh"]), bound + _gib(row)]
+        cells[1:4] = [short_count_text(row["num_parameters"]), format_mesh(row["mesh"]), bound + _gib(row)]
     yield _columns(cells, widths)
     if row["reason"]:
         yield f"    {_cut(row['reason'])}"

@@ -165,7 +165,7 @@ def _command(runs: tuple[Path, ...], out: Path, label: str, chosen: str = "") ->
 )
 @results_option()
 def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) -> None:
-    """Write runs in another tool's FORMAT, one value per launch, never raw samples.
+    """Write runs in another tool's FORMAT, one value per case and launch, never raw samples.
 
     \b
     FORMAT                  read by
@@ -240,7 +240,6 @@ def site(
     from distbench.report.site import require_own, write_site
     from distbench.show.blocks import Notes
     from distbench.show.terminal import text_of
-    from distbench.spec.printable_text import count_text
 
     require_own(folder)
     index = open_index(out, numbers.columns(), progress_lines(quiet))

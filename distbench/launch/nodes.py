@@ -32,7 +32,7 @@ PORT, MAX_NAMED = 29500, 4
 # torchrun determines this node's rank from one of these options.
 _NODE_OPTIONS = ("node-rank", "rdzv-endpoint")
 # Seconds after which a waiting node prints a line, because torchrun waits for minutes without output.
-TOLD_AFTER_S, POLL_S = 20.0, 0.5
+NOTICE_AFTER_S, POLL_S = 20.0, 0.5
 # The first line of Python's traceback; in a rank's traceback the rank's name precedes it.
 _TRACEBACK = "Traceback (most recent call last):"
 _READ_S = 5.0
@@ -251,7 +251,7 @@ class _Watch:
         began, is_shown = time.monotonic(), False
         while process.poll() is None and not _has_children(process.pid):
             waited_s = time.monotonic() - began
-            if waited_s >= TOLD_AFTER_S and not is_shown:
+            if waited_s >= NOTICE_AFTER_S and not is_shown:
                 is_shown = True
                 self._say(f"distbench: {self._why(waited_s)}")
             if waited_s >= self._launch.timeout_s:

@@ -180,7 +180,7 @@ RESOLVE_S = 5.0
 # Time limits of Slurm's commands: while ranks wait, and in general.
 ASK_S, COMMAND_TIMEOUT_S = 10.0, 60.0
 # Seconds after which a rank prints that it waits. Other ranks may start later or import torch more slowly.
-TOLD_AFTER_S, CONNECT_S = 15.0, 3.0
+NOTICE_AFTER_S, CONNECT_S = 15.0, 3.0
 
 
 def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
@@ -264,12 +264,12 @@ def _is_local(host: str) -> bool:
 
 def address_by_slurm(node: str) -> str:
     """Return the address by which Slurm reaches a node; "" if unknown."""
-    _, output, _ = ask_slurm("scontrol", "show", "node", "--oneliner", node, timeout_s=ASK_S)
+    _, output, _ = slurm_command("scontrol", "show", "node", "--oneliner", node, timeout_s=ASK_S)
     # A comment after the address may contain text that looks like an address.
     return next((part.partition("=")[2] for part in output.split() if part.startswith("NodeAddr=")), "")
 
 
-def ask_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str, str]:
+def slurm_command(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str, str]:
     """Run one of Slurm's commands; return its exit code, output and standard error. Never raises."""
     try:
         # Fields of a job that users and sites write may not be valid UTF-8.
@@ -289,9 +289,9 @@ class Meeting:
         self._joined = joined if joined and joined.address and local_rank == "0" else None
 
     def waited(self, seconds: float) -> None:
-        """Print the notice once, after TOLD_AFTER_S seconds of waiting."""
+        """Print the notice once, after NOTICE_AFTER_S seconds of waiting."""
         joined = self._joined
-        if joined is None or seconds <= TOLD_AFTER_S:
+        if joined is None or seconds <= NOTICE_AFTER_S:
             return
         self._joined = None
         sentence = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words, require_program, run_here
-from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, ask_slurm, slurm_port
+from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, slurm_command, slurm_port
 from distbench.spec import UserError
 from distbench.spec.errors import INTERRUPTED
 from distbench.spec.file_io import unique_stem, writing
@@ -154,7 +154,7 @@ def gpus_per_node(extra: Sequence[str]) -> set[int] | None:
     """
     partition = PARTITION.search(" ".join(extra))
     words = [f"--partition={partition[1]}"] if partition else []
-    code, output, _ = ask_slurm("sinfo", "--noheader", "--format=%G", *words, timeout_s=AT_ONCE_S)
+    code, output, _ = slurm_command("sinfo", "--noheader", "--format=%G", *words, timeout_s=AT_ONCE_S)
     counts = {sum(map(int, GPUS.findall(line))) for line in output.lower().splitlines()}
     return None if code else counts - {0}
 
@@ -193,12 +193,12 @@ def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
         say(f"Slurm job {job_id}: {script}; the job's output follows, and is also in {log}")
         state = _follow(job_id, log, say)
     except KeyboardInterrupt:
-        code, _, complaint = ask_slurm(*_of_job("scancel", job_id))
+        code, _, complaint = slurm_command(*_of_job("scancel", job_id))
         done = f"could not be cancelled ({complaint}), and may continue" if code else "is cancelled"
         say(f"Slurm job {job_id} {done}; finished cases are in {launch.out}")
         raise
     if state.word == PENDING:
-        ask_slurm(*_of_job("scancel", job_id))
+        slurm_command(*_of_job("scancel", job_id))
         raise UserError(f"Slurm would never start job {job_id} ({state.reason}): {IN_VAIN[state.why]}")
     if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
         problem = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} does not exist on this host"
@@ -216,7 +216,7 @@ def srun_words(launch: NodeLaunch) -> list[str]:
 
 def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables with the rendezvous address of this allocation's ranks."""
-    hosts = ask_slurm("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
+    hosts = slurm_command("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
     address = address_by_slurm(hosts[0]) if hosts else ""
     return {**({"MASTER_ADDR": address} if address else {}), "MASTER_PORT": str(slurm_port(environ))}
 
@@ -224,7 +224,9 @@ def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
 def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
     """Submit a batch file; return the job's number, followed by `;CLUSTER` if Slurm reports a cluster."""
     # Slurm replaces patterns such as %j, also in names of folders.
-    code, output, complaint = ask_slurm("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
+    code, output, complaint = slurm_command(
+        "sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script)
+    )
     job_ids = JOB_ID.findall(output)  # on some sites sbatch prints other lines
     if code or not job_ids:
         why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, without a job id"
@@ -245,7 +247,7 @@ def _of_job(command: str, job_id: str, *words: str) -> list[str]:
 
 def state_of(job_id: str) -> JobState:
     """Return a job's state by `scontrol show job`, which lists jobs for minutes after their end (MinJobAge)."""
-    code, output, complaint = ask_slurm(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
+    code, output, complaint = slurm_command(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
     if code:
         return JobState("" if "Invalid job id" in complaint else UNANSWERED, reason=complaint.replace("\n", "; "))
     fields = dict(reversed(FIELD.findall(output)))  # a later comment may contain text that looks like a field

@@ -5,7 +5,7 @@ def busbw_factor(op: str, group_size: int) -> float:
     """The factor from algbw = S/t to busbw. Source: nccl-tests' PERFORMANCE.md, and its code for other ops.
 
     Args:
-        op: one of COLLECTIVE_OPS and FURTHER_OPS, else ValueError.
+        op: a name of a collective (`spec.scenario.Collectives.ops`), else ValueError.
         group_size: number of ranks in the group.
     """
     n = group_size

@@ -283,9 +283,10 @@ def _nccl_row(row: "Row") -> "Record":
         "bus_bw": busbw if math.isfinite(busbw) else None,
         "nwrong": 0,
     }
-    return {"size": size, "count": size // WIDTHS.get(dtype, 4), "type": dtype, "redop": "none", "root": "-1"} | {
-        "out_of_place": body
-    }
+    redop = "sum" if row["op"] in ("all_reduce", "reduce_scatter") else "none"
+    root = "0" if row["op"] in ("broadcast", "scatter", "gather") else "-1"
+    count = size // WIDTHS.get(dtype, 4)
+    return {"size": size, "count": count, "type": dtype, "redop": redop, "root": root, "out_of_place": body}
 
 
 def tensorboard(paths: Sequence[Path]) -> dict[str, bytes]:

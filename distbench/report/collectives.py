@@ -87,7 +87,7 @@ def _tables(reported: ReportedRun, full: bool = True) -> list[Table]:
 def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
     backends = "/".join(measured["backend"].dropna().unique()) or "unknown backend"
     sizes = _group_sizes_text(measured) or "an unknown number of"
-    title = f"mesh dim {mesh_dim}: groups of {sizes} ranks over {backends}"
+    title = f"mesh dim {mesh_dim}: groups of {sizes} {'rank' if sizes == '1' else 'ranks'} over {backends}"
     breaks = changes_in(measured["op"].tolist())
     if len(breaks) + 1 == len(measured):
         breaks = []

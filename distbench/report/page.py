@@ -15,7 +15,7 @@ import numpy as np
 from distbench.records.dataframe import PASSES, records_of
 from distbench.records.run_file import Run
 from distbench.report.headline import NOT_OK, UNDECIDED, forest_figures
-from distbench.report.planner_report import code_blocks, laboratory_figures, story, verdict_lines
+from distbench.report.planner_report import code_blocks, laboratory_figures, planner_tables, verdict_lines
 from distbench.report.planner_study import Study
 from distbench.report.section_protocol import ReportedRun
 from distbench.report.sections import NOT_OK_TITLE, SECTIONS, Contents, overview, spent_line, summary, warnings_of
@@ -84,7 +84,7 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
     bad = [table for table in tables if table.title.startswith(NOT_OK_TITLE)]
     yield from bad
     for study in contents.studies:
-        yield from (*code_blocks(study), *_story_with_figures(study))
+        yield from (*code_blocks(study), *_tables_with_figures(study))
     for reported in contents.reported:
         run = reported.run
         yield SectionHeading(contents.name_of(run), mark=_mark([run]))
@@ -143,9 +143,9 @@ def _chrome_download(trace: Trace) -> PageBlock:
     return Download(f"{trace.name}-trace.json.gz", content, "application/gzip", use)
 
 
-def _story_with_figures(study: Study) -> Iterable[PageBlock]:
+def _tables_with_figures(study: Study) -> Iterable[PageBlock]:
     figures = dict(laboratory_figures(study))
-    for block in story(study):
+    for block in planner_tables(study):
         for name, title in BEFORE.items():
             if name in figures and getattr(block, "title", "").startswith(title):
                 yield Picture(figures.pop(name))

@@ -216,7 +216,7 @@ MEAN_CI = "95 % CI"
 STATUS_ORDER = ("ok", *BAD, "unsupported", "skipped")
 
 
-def story(study: Study) -> list[Block]:
+def planner_tables(study: Study) -> list[Block]:
     """The tables with the numbers of the verdict, without empty tables."""
     heading = Heading(f"Redistribution planner study: {study.machine}, torch {study.versions.torch}")
     parts = (_means, _wins, _regrets, _paths, _predictions, _largest_gains, _outcomes, _failures)

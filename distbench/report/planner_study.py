@@ -270,7 +270,7 @@ def proof_lines(families: Sequence[Ratios]) -> list[str]:
     """A sentence on the number of controls that are falsely different, or [] without controls."""
     num_controls = sum(family.num_controls for family in families)
     num_false = sum(family.num_false for family in families)
-    sentence = f"control: {num_false} of {num_controls} pairs with the same path twice differ falsely"
+    sentence = f"control: {num_false} of {num_controls} comparisons of a path with itself differ"
     return [sentence] if num_controls else []
 
 

@@ -161,7 +161,7 @@ def _table(comparison: Comparison, full: bool) -> Table:
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), largest differences first"
     notes = [f"... {len(pairs) - MAX_PAIRS} more pairs, listed by --format csv"] if len(pairs) > MAX_PAIRS else []
     if num_left_out := len(comparison.rows) - len(pairs):
-        notes.append(f"{num_left_out} pairs without a difference beyond noise are listed by --full")
+        notes.append(f"{count_text(num_left_out, 'pair')} without a difference beyond noise: see --full")
     notes += _notes(comparison)
     if rows:
         notes.append("coll. = collectives on the path, sent = bytes that one rank must send on the path")

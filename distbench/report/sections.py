@@ -12,7 +12,7 @@ from distbench.judge.links_text import link_figures, link_lines, link_tables
 from distbench.records.run_file import STATUSES, Run
 from distbench.report import calibrations, checkpoints, collectives, operators, redistributions, steps, trace_tables
 from distbench.report.headline import NOT_OK, SKIPPED, UNDECIDED, Outcome, outcome_of, side_of, status_of
-from distbench.report.planner_report import code_blocks, laboratory_figures, story, verdict_lines
+from distbench.report.planner_report import code_blocks, laboratory_figures, planner_tables, verdict_lines
 from distbench.report.planner_study import Study, studies_of
 from distbench.report.section_protocol import NO_VERDICT, Figures, ReportedRun, Section
 from distbench.report.trace_rows import traces_of
@@ -102,7 +102,7 @@ def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
     out."""
     studies = contents.studies
     blocks = overview(contents.reported, [Lines(verdict_lines(study)) for study in studies])
-    blocks += [block for study in studies for block in story(study)]
+    blocks += [block for study in studies for block in planner_tables(study)]
     for reported in contents.reported:
         run = reported.run
         every_case = ["every redistribution of this run: distbench report --format csv"] if reported.study else []

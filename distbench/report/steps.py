@@ -52,7 +52,7 @@ def _rate_text(row: Row) -> str:
     """Tokens per second, or samples per second if the scenario has no number of tokens."""
     unit = "tokens" if known(row["num_tokens"]) else "samples"
     rate = row[f"{unit}_per_s"]
-    return f"{units.count_text(rate)} {unit}/s" if known(rate) else NOTHING
+    return f"{units.short_count_text(rate)} {unit}/s" if known(rate) else NOTHING
 
 
 VARIANT: TableColumns = (("<variant", lambda row: str(row["variant"])),)
@@ -377,8 +377,8 @@ LATENCIES: TableColumns = (
     ("p50", lambda row: units.time_text(_percentile_s(row, PERCENTS[0]))),
     *((name, partial(_tail_text, percent)) for percent, name in TAILS.items()),
     *NUM_SAMPLES,
-    ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
-    ("samples/s", lambda row: units.count_text(row["samples_per_s"])),
+    ("tokens/s", lambda row: units.short_count_text(row["tokens_per_s"])),
+    ("samples/s", lambda row: units.short_count_text(row["samples_per_s"])),
     *VERDICT,
 )
 FORWARD_CHECKS: TableColumns = (
@@ -497,7 +497,7 @@ def _device_rate_text(row: dict[str, Any]) -> str:
     amount, seconds = row.get("num_tokens") or row.get("batch_size"), row.get("predicted_s")
     if not (known(amount) and known(seconds) and seconds and row.get("world_size")):
         return NOTHING
-    return f"{units.count_text(amount / seconds / row['world_size'])} {unit}/s"
+    return f"{units.short_count_text(amount / seconds / row['world_size'])} {unit}/s"
 
 
 def _is_tight(row: dict[str, Any]) -> bool:

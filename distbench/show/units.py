@@ -144,7 +144,7 @@ def bandwidth_text(gb_per_s: float) -> str:
     return f"{gb_per_s:.{decimals}f}" + " " * (4 - decimals if decimals else 5)
 
 
-def count_text(value: float) -> str:
+def short_count_text(value: float) -> str:
     """A count such as `812`, `5.21 k` or `1.30 M`."""
     if not known(value):
         return NOTHING

@@ -108,7 +108,7 @@ def _setting(simulation: Simulation, full: Simulation, ranks: Sequence[Simulatio
     full_rank = f"{full.recording.head.rank:,}"
     sentences = [
         f"mesh {format_mesh(head.mesh)} ({count_text(world_size, 'device')}, {nodes}): "
-        f"{units.count_text(head.num_parameters)} parameters, global batch {head.batch_size:,}",
+        f"{units.short_count_text(head.num_parameters)} parameters, global batch {head.batch_size:,}",
     ]
     sentences += [f"assumed: {text}" for text in head.assumed]
     if (pipeline := head.pipeline) is not None:

@@ -22,7 +22,6 @@ _TRAINING_SETTERS = (
     *("set_unshard_in_backward", "set_all_reduce_hook", "set_custom_reduce_scatter", "set_gradient_divide_factor"),
 )
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
-FURTHER_OPS = ("scatter", "gather", "send_recv", "all_to_all_v")
 LABORATORY_SUITES = ("pairs", "partials", "shard_orders", "uneven", "flattened", "backward", "strided")
 DTYPES = ("f32", "bf16", "f16", "f64")
 CHECKPOINT_WAYS = ("sync", "async", "async_process")
@@ -33,7 +32,7 @@ class Collectives(Declared):
     """Collectives: every op x size x dtype over every mesh dim, with all groups of a mesh dim at the same time.
 
     Args:
-        ops: names from COLLECTIVE_OPS and FURTHER_OPS.
+        ops: names from COLLECTIVE_OPS, or scatter, gather, send_recv and all_to_all_v.
         sizes_bytes: size S of nccl-tests: the full gathered or scattered buffer, or the per-rank buffer. Of
             all_to_all_v, the mean over ranks of the rows that a rank sends, including to itself.
         dtypes: names from DTYPES.

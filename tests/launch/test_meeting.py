@@ -49,7 +49,7 @@ def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkey
 
 def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun itself would wait for minutes without a word; where it has started ranks, they speak."""
-    monkeypatch.setattr(nodes, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(nodes, "NOTICE_AFTER_S", 0.0)
     monkeypatch.setattr(nodes, "POLL_S", 0.01)
     with socket.socket() as there:
         there.bind(("127.0.0.1", 0))

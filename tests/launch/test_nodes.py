@@ -24,7 +24,7 @@ from distbench.spec import UserError
 @pytest.fixture(autouse=True)
 def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test does not say what Slurm answers, it is not there."""
-    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (1, "", f"{command[0]}: not found"))
+    monkeypatch.setattr(slurm, "slurm_command", lambda *command, **how: (1, "", f"{command[0]}: not found"))
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -150,7 +150,7 @@ def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest
     ],
 )
 def test_what_slurm_says_of_a_job(monkeypatch: pytest.MonkeyPatch, output: str, expected: JobState) -> None:
-    monkeypatch.setattr(slurm, "ask_slurm", lambda *command: (0, output, ""))
+    monkeypatch.setattr(slurm, "slurm_command", lambda *command: (0, output, ""))
     assert state_of("3") == expected
 
 
@@ -163,7 +163,9 @@ def followed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: list[tuple[int, str, str]]
 ) -> tuple[object, list[str]]:
     """How a job ends whose states Slurm tells so, and what is said; the last answer is that to scancel."""
-    monkeypatch.setattr(slurm, "ask_slurm", lambda *command: answers.pop(0) if command[0] != "scancel" else answers[-1])
+    monkeypatch.setattr(
+        slurm, "slurm_command", lambda *command: answers.pop(0) if command[0] != "scancel" else answers[-1]
+    )
     monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -197,7 +199,7 @@ def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyP
         ),
         "scontrol": (0, "JobState=FAILED Reason=JobLaunchFailure", ""),
     }
-    monkeypatch.setattr(slurm, "ask_slurm", lambda *command: commands.append(command) or answers[command[0]])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(slurm, "slurm_command", lambda *command: commands.append(command) or answers[command[0]])  # type: ignore[func-returns-value]
     monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     said: list[str] = []
@@ -218,7 +220,7 @@ def test_a_job_from_a_login_node_requests_the_gpus_of_the_nodes(monkeypatch: pyt
             asked_of.append(command)
             return code, "".join(f"{line}\n" for line in lines), ""
 
-        monkeypatch.setattr(slurm, "ask_slurm", ask)
+        monkeypatch.setattr(slurm, "slurm_command", ask)
 
     lists("(null)", "gpu:h100:8(S:0-1)")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

@@ -168,7 +168,7 @@ def test_greedy_measured_again_is_a_proof_and_no_planner(tmp_path: Path) -> None
     found = study_in(tmp_path, rows)
     ratios = found.ratios["min_cost", "greedy"]
     assert (ratios.num_controls, ratios.num_false) == (2, 1)
-    assert proof_lines([ratios]) == ["control: 1 of 2 pairs with the same path twice differ falsely"]
+    assert proof_lines([ratios]) == ["control: 1 of 2 comparisons of a path with itself differ"]
     assert found.table.planners == ("greedy", "min_cost", "calibrated") and found.table.times[
         0
     ].tolist() == pytest.approx([4e-3, 4e-3], rel=0.01)
@@ -195,7 +195,7 @@ def test_pairs_that_run_the_same_path_prove_the_table(tmp_path: Path) -> None:
     ratios = found.ratios["min_cost", "greedy"]
     assert (ratios.num_controls, ratios.num_false) == (21, 1)
     assert matchup(found, "min_cost")[1:4] == (1, 1, 0)
-    assert proof_lines([ratios]) == ["control: 1 of 21 pairs with the same path twice differ falsely"]
+    assert proof_lines([ratios]) == ["control: 1 of 21 comparisons of a path with itself differ"]
 
 
 def test_of_one_pass_nothing_is_called_faster(tmp_path: Path) -> None:

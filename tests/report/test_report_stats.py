@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from distbench.records.dataframe import factors_of
-from distbench.show.units import bandwidth_text, count_text, rate_text, ratio_text, size_text, time_ci_text, time_text
+from distbench.show.units import (
+    bandwidth_text,
+    rate_text,
+    ratio_text,
+    short_count_text,
+    size_text,
+    time_ci_text,
+    time_text,
+)
 from distbench.statistics.intervals import Interval, geometric_mean, geometric_mean_with_ci, margin_of, summarise
 
 
@@ -85,8 +93,8 @@ TEXTS = [
     (bandwidth_text(1.61), "1.61  "),
     (bandwidth_text(0.00016), "0.0002"),
     (bandwidth_text(123.4), "123     "),
-    (count_text(812), "812"),
-    (count_text(5210), "5.21 k"),
+    (short_count_text(812), "812"),
+    (short_count_text(5210), "5.21 k"),
     (rate_text(5761.7), "5,762"),
     (rate_text(0.4312), "0.431"),
     (ratio_text(0.81, 0.78, 0.85), "0.81 [0.78, 0.85]"),

@@ -44,12 +44,12 @@ def joined(text: str) -> str:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> str:
+def planner_report(tmp_path: Path) -> str:
     return joined(text_of(write(tmp_path / "lab.jsonl", many_pairs(calibrated=0.5, direct=0.25))))
 
 
-def test_the_verdict_stands_first_and_every_number_in_it_is_the_runs(story: str) -> None:
-    lines = story.splitlines()
+def test_the_verdict_stands_first_and_every_number_in_it_is_the_runs(planner_report: str) -> None:
+    lines = planner_report.splitlines()
     assert lines[3].startswith(
         "On box-1 (gloo, mesh 2x2), use direct for redistributions that you write yourself: 0.25"
     )
@@ -62,8 +62,8 @@ def test_the_verdict_stands_first_and_every_number_in_it_is_the_runs(story: str)
     assert "rank 100 % of" in lines[6] and "errors are large" not in lines[6]
 
 
-def test_the_story_ends_with_the_lines_of_code_and_the_runs_own_profile(story: str) -> None:
-    tail = story[story.index("The line of code") :]
+def test_the_story_ends_with_the_lines_of_code_and_the_runs_own_profile(planner_report: str) -> None:
+    tail = planner_report[planner_report.index("The line of code") :]
     assert '    with distbench.calibrated_planning("machine.json"):\n        train()' in tail
     assert "    plan = redistribute.plan(" in tail
     assert tail.rstrip().endswith("# any number of times\n\nPASS: 96 cases in 1 scenario: all correct")
