@@ -12,7 +12,8 @@ unset PYTHONDONTWRITEBYTECODE
 usage() {
     cat <<'TEXT'
 ./run.sh             run shipped scenarios in quick sizes, print a summary and write results/report.html
-./run.sh test        run the tests in three processes (more words go to pytest; --fast: only tests that start no process)
+./run.sh test        run the tests in three processes (--all: also long ones; --fast: only tests that start no process;
+                     more words go to pytest)
 ./run.sh gpu-tests   run the tests that need one or more accelerators; the passed tests are listed in build/gpu-tests.md
 ./run.sh torches     test other torch versions: doctor --deep, the fast tests, some tests with ranks
                      (VERSION..., newest or all; default: the oldest and the newest)

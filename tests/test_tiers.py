@@ -92,3 +92,11 @@ def test_what_starts_processes_is_marked_by_its_fixtures_and_left_out_by_fast(
     outcome(pytester, STARTING).assert_outcomes(passed=4)
     for options, passed in ((("--fast",), 1), (("-m", "ranks"), 2), (("-m", "child"), 1)):
         outcome(pytester, STARTING, *options).assert_outcomes(passed=passed, deselected=4 - passed)
+
+
+def test_long_tests_run_with_all_or_if_their_file_is_named(children: Children, pytester: pytest.Pytester) -> None:
+    code = "import pytest\n\ndef test_short(): ...\n\n@pytest.mark.long\ndef test_long(): ..."
+    outcome(pytester, code).assert_outcomes(passed=1, deselected=1)
+    (file,) = map(str, pytester.path.glob("test_*.py"))
+    for option in ("--all", file):
+        outcome(pytester, code, option).assert_outcomes(passed=2)

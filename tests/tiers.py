@@ -1,7 +1,9 @@
-"""Which tests start processes: told by the fixtures they use, held by a guard, left out by `--fast`.
+"""Which tests start processes: told by the fixtures they use, held by a guard, left out by `--fast`. Which take long.
 
 A test that uses the fixture `ranks` (itself, or through another fixture) gets the marker `ranks`, one that uses
 `children` gets `child`. While any other test runs, starting a process fails that test with a sentence.
+
+A test marked `long` runs only with `--all`, or if the command names files.
 """
 
 import gc
@@ -70,6 +72,12 @@ def markers_of(item: pytest.Item) -> list[str]:
     return [marker for fixture, marker in MARKER_OF_FIXTURE.items() if fixture in used]
 
 
+def is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether the command's options leave a test out."""
+    is_long = item.get_closest_marker("long") is not None
+    return (config.getoption("--fast") and bool(markers_of(item))) or (is_long and not config.getoption("--all"))
+
+
 def longest_first(items: list[pytest.Item]) -> None:
     """Sort whole files as pytest-xdist is to hand them out: those that launch ranks, then those that start children,
     then the fast ones. So no worker is left alone with a long file at the end."""
@@ -83,6 +91,7 @@ def longest_first(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start neither ranks nor child processes")
+    parser.addoption("--all", action="store_true", help="also tests marked long; default where files are named")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,6 +106,9 @@ class Tiers:
         self.patched = pytest.MonkeyPatch()
 
     def pytest_configure(self, config: pytest.Config) -> None:
+        # In the first process: pytest-xdist gives its options to the others, and names the files to them.
+        if not hasattr(config, "workerinput") and config.args_source is config.ArgsSource.ARGS:
+            config.option.all = True
         for fixture, marker in MARKER_OF_FIXTURE.items():
             config.addinivalue_line("markers", f"{marker}: put on by the fixture `{fixture}`, never by hand")
         for owner, name in STARTS:
@@ -125,10 +137,9 @@ class Tiers:
                 item.add_marker(marker)
         if hasattr(config, "workerinput"):
             longest_first(items)
-        if config.getoption("--fast"):
-            left_out = [item for item in items if markers_of(item)]
-            items[:] = [item for item in items if not markers_of(item)]
-            config.hook.pytest_deselected(items=left_out)
+        left_out = [item for item in items if is_left_out(item, config)]
+        items[:] = [item for item in items if not is_left_out(item, config)]
+        config.hook.pytest_deselected(items=left_out)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

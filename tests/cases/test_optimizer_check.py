@@ -318,6 +318,7 @@ MISTAKEN = (
 )
 
 
+@pytest.mark.long
 def test_on_ranks_mistaken_optimizers_are_wrong_with_their_cause_and_right_ones_are_not(
     ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_bad_input_is_one_sentence(cli: Cli) -> None:
         assert done.returncode == 2 and done.stderr.startswith("distbench: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_4096_ranks_are_checked_as_fast_as_4_and_in_little_memory(children: Children) -> None:
     code = (
         "import resource, subprocess, sys\n"
@@ -159,6 +160,7 @@ def test_4096_ranks_are_checked_as_fast_as_4_and_in_little_memory(children: Chil
     assert peak_kib * 1024 < 1e9 and ratio < 1.5
 
 
+@pytest.mark.long
 def test_all_shipped_plans_pass(cli: Cli) -> None:
     names = ("fsdp_knobs", "fsdp_stack", "llama_2d", "llama_3d", "tp_styles", "shard_params", "recompute")
     # Some variants of those that have many; which of them fit their meshes is told before any test of ranks, too.

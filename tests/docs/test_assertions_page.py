@@ -13,6 +13,7 @@ PAGE = (ROOT / "docs" / "assertions.md").read_text()
 
 
 @pytest.mark.parametrize("library", ["transformers", "trl", "torchtitan"])
+@pytest.mark.long
 def test_of_another_library(children: Children, tmp_path: Path, library: str) -> None:
     file = f"test_{library}_communication.py"
     assert f'--8<-- "docs/examples/{file}"' in PAGE

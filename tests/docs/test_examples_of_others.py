@@ -53,6 +53,7 @@ def signed(children: Children, file: str, scenario: str = "") -> dict[str, Count
     return found
 
 
+@pytest.mark.long
 def test_models_of_transformers_communicate_what_their_plans_say(children: Children) -> None:
     """Two layers, each with two sums; the embedding, sharded by rows, is one more, and the ViT's is not sharded."""
     found = signed(children, "hf.py")

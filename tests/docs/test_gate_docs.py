@@ -169,6 +169,7 @@ def test_a_stock_runner_has_what_the_workflow_s_lines_need() -> None:
         (buildkite_script, "1", "0.0013", "FAIL: 1 regression"),
     ],
 )
+@pytest.mark.long
 def test_the_recipes_fail_the_build_where_they_should(
     children: Children, tmp_path: Path, steps: Callable[[], str], num_gathers: str, seconds: str, says: str
 ) -> None:

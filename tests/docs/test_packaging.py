@@ -94,6 +94,7 @@ def test_the_wheel_holds_them(wheel: Path) -> None:
     assert held == wanted
 
 
+@pytest.mark.long
 def test_what_is_installed_measures_a_shipped_scenario_from_an_empty_folder(
     ranks: Ranks, wheel: Path, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_what_is_installed_measures_a_shipped_scenario_from_an_empty_folder(
     assert header["job"]["file"] == str(site / "distbench" / "scenarios" / "tp_mlp.py")
 
 
+@pytest.mark.long
 def test_the_steps_of_the_action_work_in_an_empty_environment(children: Children, wheel: Path, tmp_path: Path) -> None:
     """The action installs the wheel by pip, and judges a scenario and run files; only the network is left out."""
     code, bin_folder = tmp_path / "code", tmp_path / "python" / "bin"

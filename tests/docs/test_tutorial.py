@@ -5,6 +5,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 from processes import Ranks
 
@@ -14,6 +15,7 @@ COMMANDS = ("check", "run", "report", "report", "signature", "signature", "signa
 SHORT = "[tool.distbench]\nbudget = 2\n"
 
 
+@pytest.mark.long
 def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) -> None:
     (model,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     script = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
@@ -58,6 +60,7 @@ def alike(heading: str, other: str) -> bool:
     return len(words) > 3 and words[:3] == others[:3] and len({*words} & {*others}) >= 0.6 * len({*words})
 
 
+@pytest.mark.long
 def test_what_the_first_run_shows_is_what_its_commands_print(ranks: Ranks, tmp_path: Path) -> None:
     blocks = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", FIRST_RUN, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 6

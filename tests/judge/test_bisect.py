@@ -252,6 +252,7 @@ BENCH = """
 """
 
 
+@pytest.mark.long
 def test_a_sleep_in_a_real_scenario_is_found(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two gloo ranks: the second of three commits after the good one sleeps three times as long."""
     git(tmp_path, "init", "-q", ".")

@@ -103,6 +103,7 @@ def test_windows_are_consecutive_pairs_each_in_an_order_of_its_own() -> None:
     assert trial.num_starts(2) == 3 and sides == expected
 
 
+@pytest.mark.long
 def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
     """Launches that hardly differ: no false alarm, and a plain slowdown is always found."""
     folder = write_side(tmp_path / "same", lambda index: {CASE: case(steady(1e-3, index))}, count=22)

@@ -131,6 +131,7 @@ def written(children: Children) -> dict[str, Signature]:
     return {name: answer[0] for name, answer in answers.items() if not isinstance(answer, str)}
 
 
+@pytest.mark.long
 def test_what_another_scenario_left_behind_changes_nothing(written: dict[str, Signature]) -> None:
     """Equal meshes share DTensor's caches; the baseline was written by another process, after other scenarios."""
     assert written["first"] == written["last"]

@@ -47,6 +47,7 @@ def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return {Path(job.run_file).parents[1].name.rstrip("0"): read_run(Path(job.run_file)) for job in jobs}
 
 
+@pytest.mark.long
 def test_a_case_has_the_same_outcome_whatever_runs_before_it_and_its_cause_is_named(runs: dict[str, Any]) -> None:
     run = runs["own_calls"]
     found = {row["case"]["params"]["variant"].removeprefix("how="): row for row in run.cases}

@@ -6,6 +6,7 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import DATA, ROOT, run_files
@@ -18,6 +19,8 @@ SCENARIOS = ("collectives", "tp_mlp", "cp_attention", "llama_2d", "ddp", "redist
 SCENARIOS += ("dtensor_ops", "llama_inference", "pipeline", "moe_tp", "replicate_tp")
 SCENARIOS += ("state_checkpoint", "cp_documents")
 IN_PASSES = "tp_mlp"
+# Without --all, the launch has only these.
+CORE = ("collectives", "tp_mlp", "llama_2d", "redistribute")
 MIN_SAMPLES, FEWER = (
     5,
     dict.fromkeys(("redistribute", "dtensor_ops", "llama_2d", *SCENARIOS[-6:], "cp_attention"), 1),
@@ -31,10 +34,16 @@ SKIPPED = ({"rotate": "ulysses", "load_balance": True}, {"rotate": "alltoall", "
 SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add")
 
 
+def only_core(names: tuple[str, ...]) -> list[Any]:
+    """Parameters of which only those of CORE are tested without --all."""
+    return [pytest.param(name, marks=() if name in CORE else pytest.mark.long) for name in names]
+
+
 @pytest.fixture(scope="module")
-def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("results")
-    request = Request(targets=SCENARIOS, choices=SMALL, device="cpu", quick=True, out=folder, timeout_s=120)
+    names = SCENARIOS if pytestconfig.getoption("--all") else CORE
+    request = Request(targets=names, choices=SMALL, device="cpu", quick=True, out=folder, timeout_s=120)
     jobs = []
     for job in jobs_of(request, None):
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.
@@ -55,7 +64,7 @@ def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {job.scenario: read_run(Path(job.run_file)) for job in jobs}
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", only_core(SCENARIOS))
 def test_every_case_of_a_shipped_scenario_is_ok(shipped: dict[str, Run], name: str) -> None:
     run = shipped[name]
     assert run.cases and {record["status"] for record in run.cases} == {"ok"}
@@ -105,7 +114,7 @@ def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipp
     assert ops == {"all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast"}
 
 
-@pytest.mark.parametrize("name", ["tp_mlp", "cp_attention", "llama_2d", "ddp", "moe_tp", "replicate_tp"])
+@pytest.mark.parametrize("name", only_core(("tp_mlp", "cp_attention", "llama_2d", "ddp", "moe_tp", "replicate_tp")))
 def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped: dict[str, Run], name: str) -> None:
     for record in [one for one in shipped[name].cases if not one["case"]["id"].endswith(AGAIN)]:
         phases = record["phases_s"]
@@ -120,6 +129,7 @@ def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped
         assert record["counters"]["loss_rel_error"] <= 1e-5 and record["counters"]["grad_rel_error"] <= 1e-5
 
 
+@pytest.mark.long
 def test_a_forward_pass_has_the_logits_of_one_device_and_a_cache(shipped: dict[str, Run]) -> None:
     for record in shipped["llama_inference"].cases:
         counters = record["counters"]
@@ -130,6 +140,7 @@ def test_a_forward_pass_has_the_logits_of_one_device_and_a_cache(shipped: dict[s
         assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"]
 
 
+@pytest.mark.long
 def test_a_pipeline_has_one_phase_for_forward_and_backward_and_says_how_long_ranks_are_idle(
     shipped: dict[str, Run],
 ) -> None:
@@ -142,6 +153,7 @@ def test_a_pipeline_has_one_phase_for_forward_and_backward_and_says_how_long_ran
     assert counters["peak_bytes"] > 0 and counters["predicted_peak_bytes"] > 0
 
 
+@pytest.mark.long
 def test_context_parallel_runs_every_rotation_balanced_or_not_with_the_output_sharded_or_whole(
     shipped: dict[str, Run],
 ) -> None:
@@ -170,6 +182,7 @@ def test_redistribution_moves_every_source_to_a_target_with_both_planners(shippe
         assert (record["wire_bytes"] == 0) == (record["counters"]["num_collectives"] == 0)
 
 
+@pytest.mark.long
 def test_an_operator_says_what_it_redistributes_unasked_and_each_planner_pays_its_own_way(
     shipped: dict[str, Run],
 ) -> None:

@@ -65,6 +65,7 @@ def wait_for_rows(out: Path, process: "subprocess.Popen[str]") -> None:
     raise AssertionError(process.communicate(timeout=TIMEOUT_S)[0])
 
 
+@pytest.mark.long
 def test_two_torchruns_on_two_hosts_make_one_run(launch: Launch) -> None:
     run = launch.whole
     assert [record["status"] for record in run.cases] == ["ok"]

@@ -153,6 +153,7 @@ def peaks(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     return found
 
 
+@pytest.mark.long
 def test_the_same_variant_first_last_or_alone_needs_the_same_to_the_byte(
     peaks: list[dict[str, dict[str, Any]]],
 ) -> None:

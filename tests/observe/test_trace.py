@@ -114,6 +114,7 @@ def variants_of_interest(job: Job) -> Job:
     return replace(job, variants=chosen)
 
 
+@pytest.mark.long
 def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_of_four_blocks(
     children: Children, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_run_without_enough_steps_is_one_sentence(cases: list[dict[str, Any]],
         profile_of(run_of(cases))
 
 
+@pytest.mark.long
 def test_one_calibration_from_the_command_line(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is read here is that every step was timed and fitted, not how well.
     few = Settings(warmup_iterations=1, min_samples=6, max_samples=20, budget_s=0.5)

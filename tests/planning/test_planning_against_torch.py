@@ -93,6 +93,7 @@ def torch_cost_us(mesh: DeviceMesh, meta: TensorMeta, source: State, target: Sta
 
 
 @pytest.mark.parametrize(("mesh_shape", "tensor_ndim", "pairs"), SAMPLES)
+@pytest.mark.long
 def test_our_cheapest_path_costs_what_torchs_does(mesh_shape: tuple[int, ...], tensor_ndim: int, pairs: int) -> None:
     rng = random.Random(f"{mesh_shape}/{tensor_ndim}")
     mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)

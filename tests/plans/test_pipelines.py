@@ -291,6 +291,7 @@ def on_ranks(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> list[lis
     return [line.split() for line in Path(file).read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_loss_and_gradients_are_those_of_one_device_under_each_schedule_plain_with_fsdp_and_tp(
     on_ranks: list[list[str]],
 ) -> None:

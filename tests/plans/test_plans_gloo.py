@@ -89,12 +89,14 @@ NUM_PARAMETERS = (
 
 
 @pytest.mark.parametrize("knob", [*EXACT_KNOBS, *FURTHER_KNOBS])
+@pytest.mark.long
 def test_an_fsdp_knob_computes_what_one_device_computes(rows: Rows, knob: str) -> None:
     row = rows["fsdp_knobs"][f"knob={knob}"]
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
 
 
 @pytest.mark.parametrize("knob", ["bf16_params", "bf16_reduce", "f32_output"])
+@pytest.mark.long
 def test_a_policy_is_held_against_what_its_precision_costs_one_device(rows: Rows, knob: str) -> None:
     """Half a unit in bf16's last place is 2e-3: an error below it was no bf16, one of a quarter would hide mistakes."""
     row = rows["fsdp_knobs"][f"knob={knob}"]
@@ -104,22 +106,26 @@ def test_a_policy_is_held_against_what_its_precision_costs_one_device(rows: Rows
 
 
 @pytest.mark.parametrize(("knob", "bound"), [("gather_bf16", 5e-2), ("gather_int8", 0.1)])
+@pytest.mark.long
 def test_a_tolerance_that_the_scenario_names_holds(rows: Rows, knob: str, bound: float) -> None:
     row = rows["fsdp_knobs"][f"knob={knob}"]
     assert row["counters"]["tolerance"] == bound
     assert 1e-3 < row["counters"]["grad_rel_error"] <= bound and row["status"] == "ok"
 
 
+@pytest.mark.long
 def test_int8_travels_less_precisely_than_bf16(rows: Rows) -> None:
     knobs = rows["fsdp_knobs"]
     assert errors(knobs["knob=gather_int8"])[1] > errors(knobs["knob=gather_bf16"])[1]
 
 
+@pytest.mark.long
 def test_symmetric_memory_is_skipped_with_its_reason(rows: Rows) -> None:
     row = rows["fsdp_knobs"]["knob=symm_mem"]
     assert row["status"] == "skipped" and "set_symm_mem_for_comm needs symmetric memory" in row["error"]
 
 
+@pytest.mark.long
 def test_a_round_trip_of_the_state_has_its_phases_and_each_rank_saves_its_quarter(rows: Rows) -> None:
     row = rows["fsdp_knobs"]["knob=state_dict"]
     assert set(row["phases_s"]) == {"forward", "backward", "optimizer", "save", "load"}
@@ -127,11 +133,13 @@ def test_a_round_trip_of_the_state_has_its_phases_and_each_rank_saves_its_quarte
     assert row["counters"]["state_bytes"] == 3 * row["counters"]["parameter_bytes"] + 4 * NUM_PARAMETERS
 
 
+@pytest.mark.long
 def test_cpu_offload_is_skipped_on_a_cpu_with_its_reason(rows: Rows) -> None:
     row = rows["fsdp_knobs"]["knob=cpu_offload"]
     assert row["status"] == "skipped" and "are in host memory" in row["error"]
 
 
+@pytest.mark.long
 def test_the_row_tells_which_tensor_dims_were_sharded_and_what_was_left_whole(rows: Rows) -> None:
     counters = rows["fsdp_knobs"]["knob=largest_dim"]["counters"]
     # Two blocks of 7 matrices, of which w2 is wider than tall; two norms each, and the last one, of 64 elements.
@@ -139,6 +147,7 @@ def test_the_row_tells_which_tensor_dims_were_sharded_and_what_was_left_whole(ro
     assert len(counters["fsdp_kept_whole"].split(", ")) == 5 and "norm.weight" in counters["fsdp_kept_whole"]
 
 
+@pytest.mark.long
 def test_microbatches_add_up_to_the_same_phases(rows: Rows) -> None:
     row = rows["fsdp_knobs"]["knob=accumulate"]
     assert set(row["phases_s"]) == {"forward", "backward", "optimizer"}
@@ -147,6 +156,7 @@ def test_microbatches_add_up_to_the_same_phases(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["blocks", "attention"])
+@pytest.mark.long
 def test_compiled_and_checkpointed_blocks_compute_what_one_device_computes(rows: Rows, checkpoint: str) -> None:
     row = rows["recompute"][f"checkpoint={checkpoint},compile_backend=aot_eager"]
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
@@ -173,6 +183,7 @@ SHARDED = {
 
 
 @pytest.mark.parametrize("style", SHARDED)
+@pytest.mark.long
 def test_a_tensor_parallel_style_shards_what_it_should_and_computes_what_one_device_computes(
     rows: Rows, style: str
 ) -> None:
@@ -181,6 +192,7 @@ def test_a_tensor_parallel_style_shards_what_it_should_and_computes_what_one_dev
     assert row["counters"]["parameter_bytes"] == 4 * (ALL_OF_IT - SHARDED[style] * 3 // 4)
 
 
+@pytest.mark.long
 def test_linears_without_bias_are_sharded_too(rows: Rows) -> None:
     row = rows["tp_styles"]["style=linear_no_bias"]
     biases = 128 + 64 + 1000
@@ -192,6 +204,7 @@ def test_linears_without_bias_are_sharded_too(rows: Rows) -> None:
     ("layout", "shares"),
     [("rows", 3 / 2), ("rows_of_both", 3 / 4), ("rows_then_columns", 2 / 4 + 1 / 2), ("rows_of_rows", 2 / 2 + 1 / 4)],
 )
+@pytest.mark.long
 def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_computes(
     rows: Rows, layout: str, shares: float
 ) -> None:
@@ -233,6 +246,7 @@ NORMS = 5 * 64
         pytest.param("4: 2 llama_3d", 4, 2, id="TP x CP by Ulysses x FSDP"),
     ],
 )
+@pytest.mark.long
 def test_combined_plans_compute_what_one_device_computes(combined: Variants, name: str, share: int, tp: int) -> None:
     row = combination(combined, name)
     assert row["counters"].get("output_rel_error", 0) <= 1e-5
@@ -240,6 +254,7 @@ def test_combined_plans_compute_what_one_device_computes(combined: Variants, nam
     assert row["counters"]["parameter_bytes"] == 4 * (MATRICES // share + NORMS * tp // share)
 
 
+@pytest.mark.long
 def test_plans_on_one_spmd_mesh_compute_what_one_device_computes(combined: Variants) -> None:
     row = combination(combined, "4: 5 spmd_mesh")
     embedding = 1000 * 64  # is sharded by FSDP alone, as norms are
@@ -250,6 +265,7 @@ def test_plans_on_one_spmd_mesh_compute_what_one_device_computes(combined: Varia
 
 
 @pytest.mark.parametrize("name", ["4: 3 cp_attention", "4: 4 cp_attention"])
+@pytest.mark.long
 def test_full_ring_attention_computes_what_one_device_computes(combined: Variants, name: str) -> None:
     combination(combined, name)
 

@@ -35,6 +35,7 @@ def test_values_forward_backward_and_compiled_on_real_ranks(ranks: Ranks, tmp_pa
     assert checked["calibrated: forward"] + checked["direct: forward"] == 240 and checked["backward"] > 120
 
 
+@pytest.mark.long
 def test_the_import_costs_little_beyond_torch(children: Children) -> None:
     """The least of four, since other processes use the caches too; with bytecode, as an installed package has it."""
     folders = [ROOT / "distbench" / name for name in ("spec", "planning", "redistribute", "__init__.py", "version.py")]

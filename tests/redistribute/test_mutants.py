@@ -54,6 +54,7 @@ def without_any(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return mutants(ranks, jobs)
 
 
+@pytest.mark.long
 def test_every_collective_is_wrong(without_any: dict[str, list[dict[str, Any]]]) -> None:
     cases = without_any["collectives"]
     assert len(cases) == 20
@@ -88,6 +89,7 @@ def test_every_step_without_collectives_is_wrong(without_any: dict[str, list[dic
 
 
 @pytest.mark.parametrize("removed", ["all_gather", "reduce_scatter"])
+@pytest.mark.long
 def test_every_step_without_one_kind_of_collective_is_wrong(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str
 ) -> None:

@@ -202,6 +202,7 @@ def test_numbers_of_other_tools_have_a_site_too(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rates.csv", "site"]
 
 
+@pytest.mark.long
 def test_the_limit_of_a_large_family_is_that_of_all_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a sample of 200 of 1,000 cases; without sampling, it is the exact one."""
     logs = 0.03 * np.random.default_rng(1).standard_normal((1000, 24))

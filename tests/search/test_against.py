@@ -76,6 +76,7 @@ def test_invalid_files(tmp_path: Path) -> None:
         published_rows(tmp_path / "absent.csv")
 
 
+@pytest.mark.long
 def test_comparison(tmp_path: Path, children: Children) -> None:
     """Rows that no scenario expresses have their reason and the others are simulated; equal steps are recorded once.
 

@@ -126,6 +126,7 @@ def own_scenario(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_a_function_that_shards_what_it_likes_rules_no_mesh_out(predicted: Mapping[str, Any]) -> None:
     facts = predicted["facts"]
     assert (facts["batch_size"], facts["num_tokens"], facts["optimizer_share"]) == (8, 24, 2.0)

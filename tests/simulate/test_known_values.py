@@ -147,6 +147,7 @@ def test_unusable_assumptions_are_one_sentence(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.long
 def test_families_of_transformers_are_simulated_as_they_come(children: Children) -> None:
     """With their caches; experts of Mixtral in groups; T5 has two stacks."""
     with children.forked():

@@ -84,6 +84,7 @@ def measured(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", WITH_SIGNATURES)
+@pytest.mark.long
 def test_a_step_communicates_what_it_does_on_the_cpu(found: dict[str, Any], name: str) -> None:
     ours = {label: dict(counted(facts["collectives"])) for label, facts in measured(found, name).items()}
     on_cpu = {case: dict(counted(paths)) for case, paths in found["on_cpu"].get(name, {}).items()} or theirs(name)
@@ -95,6 +96,7 @@ def test_a_step_communicates_what_it_does_on_the_cpu(found: dict[str, Any], name
     assert all("ulysses has no load balance" in one or "has no step" in one for one in left_out)
 
 
+@pytest.mark.long
 def test_collectives_start_on_the_device_and_are_those_of_the_cpu(found: dict[str, Any]) -> None:
     ours = measured(found, "collectives")
     assert {case: dict(counted(facts["collectives"])) for case, facts in ours.items()} == theirs("collectives")
@@ -102,6 +104,7 @@ def test_collectives_start_on_the_device_and_are_those_of_the_cpu(found: dict[st
 
 
 @pytest.mark.parametrize("name", WITHOUT_STEPS)
+@pytest.mark.long
 def test_cases_without_a_model_run_and_start_on_the_device(found: dict[str, Any], name: str) -> None:
     """What communicates starts there; what computes alone starts as its host does."""
     ours = measured(found, name)
@@ -116,6 +119,7 @@ def test_cases_without_a_model_run_and_start_on_the_device(found: dict[str, Any]
 
 
 @pytest.mark.parametrize("name", ["dtensor_ops", "redistribute"])
+@pytest.mark.long
 def test_what_is_redistributed_pays_what_it_does_on_the_cpu(found: dict[str, Any], name: str) -> None:
     """But embeddings: torch compares their masks, of which there are no values, or knows no path to one."""
     ours, wanted = measured(found, name), theirs(name)
@@ -130,6 +134,7 @@ def test_what_is_redistributed_pays_what_it_does_on_the_cpu(found: dict[str, Any
 
 
 @pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.long
 def test_time_and_memory_come_through_the_seam(found: dict[str, Any], name: str) -> None:
     first = next(iter(measured(found, name).values()))
     (sample_s,) = first["samples_s"]
@@ -141,6 +146,7 @@ def test_time_and_memory_come_through_the_seam(found: dict[str, Any], name: str)
     assert set(first["asked"]) == asked
 
 
+@pytest.mark.long
 def test_what_the_device_is_comes_through_the_seam(found: dict[str, Any]) -> None:
     facts = found["facts"]
     assert (facts["device"], facts["device_name"], facts["num_devices"]) == ("sim", "no hardware", 1)
@@ -148,6 +154,7 @@ def test_what_the_device_is_comes_through_the_seam(found: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.long
 def test_streams_wait_for_what_they_read(found: dict[str, Any], name: str) -> None:
     for label, facts in measured(found, name).items():
         assert out_of_order(facts["events"]) == [], label

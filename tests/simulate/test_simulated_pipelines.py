@@ -167,6 +167,7 @@ def recorded(children: Children) -> dict[str, list[Recording]]:
 
 
 @pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2)])
+@pytest.mark.long
 def test_the_bubble_is_the_published_one_where_messages_are_free(
     recorded: dict[str, list[Recording]], schedule: str, stages: int
 ) -> None:

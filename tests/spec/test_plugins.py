@@ -90,6 +90,7 @@ def test_a_hardware_file(installed: None) -> None:
         load_hardware("example_gpus")
 
 
+@pytest.mark.long
 def test_a_planner_and_a_kind_of_case_run_on_ranks(ranks: Ranks, site: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCENARIO)
     words = ("run", "mine.py", "--budget", "0.1", "--device", "cpu", "--results", "out")

@@ -106,6 +106,7 @@ def test_no_torch_at_all_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         versions.installed_torch()
 
 
+@pytest.mark.long
 def test_a_torch_without_distributed_is_one_sentence(children: Children, tmp_path: Path) -> None:
     """Its C++ part lacks what `torch.distributed.is_available` looks for."""
     (tmp_path / "sitecustomize.py").write_text(

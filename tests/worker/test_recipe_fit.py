@@ -68,6 +68,7 @@ def test_no_plan_is_tried_after_the_time_limit_or_a_failure() -> None:
     assert failing.nearest(FIRST, 5e9, 1e9) is None and len(failing.tried) == 1
 
 
+@pytest.mark.long
 def test_a_tiny_model_of_transformers_is_recorded_whole(children: Children) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     job, encoder_decoder = jobs_of(Request(("hf:llama@tiny", "hf:t5@tiny"), device="cpu", shapes_only=True), None)
