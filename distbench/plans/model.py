@@ -378,7 +378,7 @@ def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str
         if other_name != was:
             raise UserError(
                 f"parameter {other_name} is shared with {was} in build_model's model, but the parallel model{where} "
-                "has two parameters, for example since a TP style or an FSDP unit includes only one of the modules; "
+                "has two parameters, for example because a TP style or an FSDP unit includes only one of the modules; "
                 "give both the same layout, or untie them (tie_word_embeddings=False in transformers)"
             )
 

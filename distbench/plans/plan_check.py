@@ -362,7 +362,7 @@ def _pipeline_problems(model: nn.Module, plan: ParallelPlan, context: RankContex
     yield from problems
     for mesh_dim in pipeline.activation_shards:
         if mesh_dim not in (*context.mesh_dims, *plan.tp_dims):
-            yield f"activation_shards names mesh dim {mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
+            yield f"activation_shards has mesh dim {mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
     parameters = schedule_parameters(pipeline.schedule)
     for name in pipeline.configure:
         if name not in parameters and not is_in_config(name):
@@ -379,13 +379,13 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
         "cp": (plan.cp, "leave one of them out"),
         "ep": (plan.ep, "leave one of them out"),
         "loss_parallel": (plan.loss_parallel, "have the last stage return whole logits"),
-        "state_dict": (plan.state_dict, "leave it out"),
-        "FsdpPlan.whole": (plan.fsdp is not None and plan.fsdp.whole, "leave it out"),
-        "FsdpPlan.offload": (plan.fsdp is not None and plan.fsdp.offload, "leave it out"),
+        "state_dict": (plan.state_dict, "leave state_dict out"),
+        "FsdpPlan.whole": (plan.fsdp is not None and plan.fsdp.whole, "leave FsdpPlan.whole out"),
+        "FsdpPlan.offload": (plan.fsdp is not None and plan.fsdp.offload, "leave FsdpPlan.offload out"),
     }
     for name, (part, instead) in parts.items():
         if part:
-            yield f"a pipeline cannot be combined with {name} here; {instead}"
+            yield f"a pipeline cannot be combined with {name}; {instead}"
     # torch's stage_backward_input searches module.parameters() for the weights, which differ from those that forward
     # used once FSDP2 has freed them.
     splits = SCHEDULES[pipeline.schedule].splits_backward

@@ -240,7 +240,7 @@ def _parquet_rows(path: Path, file: BinaryIO) -> Table:
         table = parquet.ParquetFile(file)
         names = list(table.schema_arrow.names)
     except (ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as Parquet; write it again") from error
+        raise UserError(f"{path} cannot be read as Parquet; write the file again") from error
 
     def rows() -> Iterator[Sequence[Any]]:
         for batch in table.iter_batches():
@@ -261,7 +261,7 @@ def _read_table(rows_of: Callable[[Path, BinaryIO], Table]) -> Callable[..., dic
                 raise UserError(f"{path} is empty; write a header, and one row per number")
             return _grouped(path, names, rows, columns, units, warnings)
         except csv.Error as error:
-            raise UserError(f"{path} cannot be read as CSV ({error}); write it again") from error
+            raise UserError(f"{path} cannot be read as CSV ({error}); write the file again") from error
 
     return read
 
@@ -459,7 +459,7 @@ def _objects(path: Path, file: BinaryIO, is_single: bool = False) -> list[Record
         return [json.loads(text)]
     except (ValueError, RecursionError) as error:
         if is_single:
-            raise UserError(f"{path} is not valid JSON; write it again") from error
+            raise UserError(f"{path} is not valid JSON; write the file again") from error
     return [record for number, line in enumerate(text.splitlines(), 1) if (record := _object(path, number, line))]
 
 

@@ -82,7 +82,9 @@ def read_arrivals(paths: Iterable[Path]) -> list[CollectiveTimes]:
             continue
         rank = _RANK.search(file.name.removesuffix(file.suffix) if not _RANK.search(file.name) else file.name)
         if rank is None:
-            raise UserError(f"{file} is a dump of Flight Recorder, but its name does not end with the rank; rename it")
+            raise UserError(
+                f"{file} is a dump of Flight Recorder, but its name does not end with the rank; rename the file"
+            )
         if (number := int(rank[1])) in dumps:
             raise UserError(f"{file} and {dumps[number][0]} are both files of rank {number}; give one file per rank")
         dumps[number] = (file, content)

@@ -75,7 +75,9 @@ class AskedSweep:
             raise UserError("a sweep tries all meshes, so --mesh needs --around-my-plan; add it, or give --world N")
         hardware = None if given["hardware"] is None else load_hardware(given["hardware"])
         if memory and hardware is None:
-            raise UserError("--memory needs --hardware, because measured plans fit anyway; add --hardware")
+            raise UserError(
+                "--memory needs --hardware, because a plan that does not fit is not measured; add --hardware"
+            )
         headroom = (
             None if given["headroom"] is None else amount(given["headroom"], "--headroom", BYTES, "GB", MOST_BYTES)
         )

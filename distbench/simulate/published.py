@@ -71,7 +71,7 @@ class Published(Struct, frozen=True):
         """Check the texts with parts."""
         if not self.not_simulated:
             if missing := next((name for name in ("scenario", "mesh", "hardware") if not getattr(self, name)), None):
-                raise ValueError(f"{missing} is missing; give it, or the reason in not_simulated")
+                raise ValueError(f"{missing} is missing; give {missing}, or the reason in not_simulated")
             self.sizes, self.choice_texts, self.figures  # noqa: B018 - raise their errors
 
     @property

@@ -18,8 +18,8 @@ UNIFORM = "uniform"
 WORKLOADS = {
     "W0": "balanced",
     "W1": "a hot set of experts",
-    "W2": "the same heat on one rank",
-    "W3": "the same heat, spread over ranks",
+    "W2": "a hot set of experts on one rank",
+    "W3": "a hot set of experts, spread over ranks",
     "W4": "ranks with different numbers of tokens",
     "W5": "experts without tokens",
     "W6": "a hot set that moves every 3 steps",
