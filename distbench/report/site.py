@@ -220,9 +220,11 @@ def require_own(folder: Path) -> None:
         if name == MARKER and digests:
             continue
         if name not in digests:
-            raise UserError(f"{path} was not written by distbench site; move it away, or give another --output-dir")
+            raise UserError(f"{path} was not written by distbench site; move this file, or give another --output-dir")
         if path.is_symlink() or _digest(path) != digests[name]:
-            raise UserError(f"{path} was changed since distbench site wrote it; move it away, or give another folder")
+            raise UserError(
+                f"{path} was changed after distbench site wrote this file; move the file, or give another folder"
+            )
 
 
 def _digest(path: Path) -> str:

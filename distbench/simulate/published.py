@@ -176,7 +176,7 @@ def _rows(file: Path) -> Iterator[Published | UserError]:
             for name in REQUIRED:
                 if name not in record:
                     raise ValueError(
-                        f"{name} is missing; give it in the row, or for all rows in a line # {name}: VALUE"
+                        f"{name} is missing; give {name} in the row, or for all rows in a line # {name}: VALUE"
                     )
             for name in ("tokens_per_s", "reserved_gib"):
                 if name in record:
