@@ -140,7 +140,7 @@ def timings_in(
     for run in runs:
         file = run.path.name if names[run.path.name] == 1 else str(run.path)
         if run.is_simulated:
-            warnings.append(f"{file} is simulated, not measured; it was left out")
+            warnings.append(f"{file} is simulated, not measured, and was left out")
         elif of_run := _timings_of(run, file, devices_per_node, warnings):
             timings += of_run
             measured.append(run)
@@ -263,7 +263,7 @@ def _require_one_machine(runs: Sequence[Run]) -> None:
                 files.setdefault(value, run.path.name)
         if len(files) > 1:
             listed = " and ".join(f"{value} ({file})" for value, file in [*files.items()][:2])
-            raise UserError(f"the files are of {len(files)} {word}: {listed}; give the files of one machine")
+            raise UserError(f"the files come from {len(files)} {word}: {listed}; give the files of one machine")
 
 
 def _of_one_dtype(timings: Sequence[Timing], warnings: list[str]) -> list[Timing]:
@@ -441,7 +441,7 @@ def problems_of(profile: Profile) -> Iterator[str]:
         if missing := tuple(op for op in COLLECTIVES if op not in measured):
             groups.setdefault(missing, []).append(f"{mesh_dim} of {size}")
         if num_ranks % size:
-            yield f"{mesh_dim} of {size} does not divide a mesh of {num_ranks} ranks; it applies only to other meshes"
+            yield f"{mesh_dim} of {size} does not divide a mesh of {num_ranks} ranks, so it prices only other meshes"
     for missing, names in groups.items():
         lack = "lacks" if len(names) == 1 else "lack"
         yield f"{' and '.join(names)} {lack} {', '.join(missing)}, which redistribute needs; measure this too"

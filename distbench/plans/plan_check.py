@@ -474,9 +474,9 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
                 f"{', '.join(MESH_DIMS)} (ranks along {' and '.join(BATCH_DIMS)} get different parts of the batch)"
             )
         if not uses_any and name not in used and context.size(name) > 1:
-            used_dims = ", ".join(sorted(used)) or "none"
+            only = f", only {', '.join(sorted(used))}" if used else ""
             advice = "; add fsdp=FsdpPlan()" if name == "dp_shard" and plan.fsdp is None else ""
-            yield f"the plan does not use mesh dim {name!r} (size {context.size(name)}); it uses {used_dims}{advice}"
+            yield f"the plan does not use mesh dim {name!r} (size {context.size(name)}){only}{advice}"
 
 
 def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
@@ -553,7 +553,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     tensors = dict(tensors_of(batch.tree))
     for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
         if size > 1 and length % chunks:
-            unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other length"
+            unbalanced = "" if length % size else ", or load_balance=False, because torch balances no other length"
             works = f"use a multiple of {chunks}{unbalanced}" if length > 1 else "leave cp out for one token"
             yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
 

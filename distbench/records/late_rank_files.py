@@ -90,7 +90,8 @@ def read_arrivals(paths: Iterable[Path]) -> list[CollectiveTimes]:
         dumps[number] = (file, content)
     if dumps and inspected:
         raise UserError(
-            f"{inspected[0][0]} is of NCCL Inspector, but others are of Flight Recorder; give files of one tool"
+            f"{inspected[0][0]} is a file of NCCL Inspector, but others are files of Flight Recorder; "
+            "give files of one tool"
         )
     groups = _of_flight_recorder(dumps) if dumps else _of_inspector(inspected)
     return [group for group in groups if group.num_ranks > 1]

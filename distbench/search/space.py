@@ -273,7 +273,7 @@ class Setup:
                 return candidate
         names = dict.fromkeys([*self.entry.mesh, *space.mesh_dims])
         if strange := [name for name in sizes if name not in names]:
-            raise UserError(f"the plan does not use mesh dim {strange[0]!r} of --mesh; it uses {', '.join(names)}")
+            raise UserError(f"the plan does not use mesh dim {strange[0]!r} of --mesh; use {', '.join(names)}")
         problem = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
         raise UserError(f"{problem}; give another --mesh, or a batch with --set")
 

@@ -127,7 +127,7 @@ def load_of_module(load: str, num_experts: int, top_k: int, module: str) -> list
         raise UserError(f"load {load} is for exchanges only, because {cause}; use scenario expert_exchange")
     steps, modules = load_of(load, num_experts, top_k)
     if modules and module not in modules:
-        raise UserError(f"load file {load} has no module {module!r}; it has {', '.join(modules)}")
+        raise UserError(f"load file {load} has no module {module!r}, only {', '.join(modules)}")
     return steps[modules.index(module) if modules else 0]
 
 
@@ -230,7 +230,7 @@ def matrix_of(given: Any, num_ranks: int) -> Matrix:
         columns = " or ".join(map(str, lengths)) or "no"
         raise UserError(f"{name} is not square: it has {len(given)} rows of {columns} numbers; give {size}")
     if len(given) != num_ranks:
-        raise UserError(f"{name} is of {len(given)} ranks, but the group has {num_ranks}; give {size}")
+        raise UserError(f"{name} has {len(given)} ranks, but the group has {num_ranks}; give {size}")
     for sender, row in enumerate(given):
         for receiver, entry in enumerate(row):
             if type(entry) is not int or entry < 0:

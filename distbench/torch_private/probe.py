@@ -299,11 +299,11 @@ def lacks(feature: str) -> str | None:
 
 
 def needs_newer(feature: str) -> str | None:
-    """Return "needs torch X or newer, this is Y" if this torch is too old for a feature, else None."""
+    """Return "needs torch X or newer, but this is Y" if this torch is too old for a feature, else None."""
     lowest = LOWEST.get(feature, (0, 0))
     if release(torch.__version__) >= lowest:
         return None
-    return f"needs torch {lowest[0]}.{lowest[1]} or newer, this is {torch.__version__}"
+    return f"needs torch {lowest[0]}.{lowest[1]} or newer, but this is {torch.__version__}"
 
 
 @contextlib.contextmanager

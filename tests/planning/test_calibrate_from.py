@@ -283,7 +283,7 @@ def test_steps_of_a_calibration_replace_collectives_alone(tmp_path: Path) -> Non
         reduce is not None and reduce.base_s == pytest.approx(1e-4) and "without DTensor's own time" in profile.source
     )
     other = run_file(tmp_path / "c.jsonl", alone, mesh, machine="other")
-    assert "the files are of 2 machines: m (a.jsonl) and other (c.jsonl)" in refusal(*files, other)
+    assert "the files come from 2 machines: m (a.jsonl) and other (c.jsonl)" in refusal(*files, other)
     broken = run_file(tmp_path / "d.jsonl", [{**alone[0], "group_size": None}], mesh)
     assert "has a collective without the fields of distbench" in refusal(broken)
 

@@ -166,7 +166,7 @@ def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: P
     assert "step -17 % (predicted, not measured: no verdict)" in text
     assert "warning: A and B are simulated, with predicted times" in text
     assert "the same communication" in text
-    assert "times are of simulated steps" in text and "an untraced step" not in text
+    assert "times: simulated steps" in text and "an untraced step" not in text
     for shown in (text, said("report", "--paths", path), said("compare", path, path)):
         assert "simulated with hardware file h100, 9 guessed, 4 fitted, 3 extrapolated figures" in shown
 
