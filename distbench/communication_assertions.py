@@ -122,7 +122,7 @@ class SeenCommunication:
             return True
         if not file.exists():
             raise UserError(
-                f"{file} does not exist; write it once with seen.write(...), or run pytest --distbench-update"
+                f"{file} does not exist; write the file once with seen.write(...), or run pytest --distbench-update"
             )
         comparison = compare_with_stored(file, self._signature())
         if comparison.exit_code == 1:

@@ -230,7 +230,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         return
     if shared_dims := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
         shared = f"FSDP shards and replicates over mesh dim {shared_dims[0]!r}"
-        yield f"{shared}; use it in either mesh_dims or replicate_dims"
+        yield f"{shared}; leave this mesh dim out of mesh_dims or replicate_dims"
     for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
         if not present(mesh_dims, context):
             over, known_dims = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)

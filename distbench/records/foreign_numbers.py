@@ -313,7 +313,7 @@ def _grouped(
             reading.add(case_id, measure.stored(row[value]))
         except ValueError as error:
             where = f"{columns.value!r} in line {line} of {path}"
-            raise UserError(f"{where} {error}; correct the number, or leave its launch out") from error
+            raise UserError(f"{where} {error}; correct the number, or leave the launch out") from error
         if pair is not None and str(row[pair]) != reading.pair:
             both = f"{reading.pair!r} and {row[pair]!r} in column {columns.pair!r}"
             raise UserError(f"launch {name!r} of {path} has {both}; a launch is in one pair")
@@ -465,7 +465,9 @@ def _objects(path: Path, file: BinaryIO, is_single: bool = False) -> list[Record
 
 def _unlike(path: Path, tool: str, option: str, error: Exception) -> UserError:
     why = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else f"a value {error}"
-    return UserError(f"{path} is not as {tool} writes it ({why}); write it with {option}, or leave this launch out")
+    return UserError(
+        f"{path} is not as {tool} writes it ({why}); write the file with {option}, or leave this launch out"
+    )
 
 
 READERS: dict[str, Callable[..., dict[str, _Reading]]] = {

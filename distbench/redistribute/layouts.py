@@ -125,7 +125,7 @@ def _of_spmd_types(
         elif mesh_dim in sharded and kind in "VR":
             continue
         elif kind == "V":
-            raise ValueError(f"type V over {name} does not name a tensor dim; write S(tensor dim) or a PartitionSpec")
+            raise ValueError(f"type V over {name} has no tensor dim; write S(tensor dim) or a PartitionSpec")
         elif kind == "P":
             partials.append((mesh_dim, "sum"))
         elif kind == "R":

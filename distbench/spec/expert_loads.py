@@ -186,7 +186,8 @@ def traffic_of(load: str, num_ranks: int, num_experts: int, top_k: int, num_toke
     """
     if num_experts % num_ranks:
         raise UserError(
-            f"{num_experts} experts cannot be split over {num_ranks} ranks; set num_experts to a multiple of them"
+            f"{num_experts} experts cannot be split over {num_ranks} ranks; set num_experts to a multiple of "
+            f"{num_ranks}"
         )
     if num_tokens < 1:
         raise UserError(f"num_tokens={num_tokens} is not valid; give a number of tokens per rank, 1 or more")
