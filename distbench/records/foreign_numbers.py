@@ -319,8 +319,8 @@ def _grouped(
             raise UserError(f"launch {name!r} of {path} has {both}; a launch is in one pair")
     if repeated := num_rows - len(seen):
         warnings.append(
-            f"{path}: {count_text(repeated, 'row')} equal to an earlier row in every column, and each counts as a "
-            f"sample. Remove copies"
+            f"{path} has {count_text(repeated, 'copy', 'copies')} of an earlier row, and each copy counts as a sample. "
+            "Remove copies"
         )
     return readings
 

@@ -559,7 +559,7 @@ def _simulated_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     if not alive:
         return [times]
     largest = [(kind, owner or "-", units.size_text(num_bytes)) for kind, owner, num_bytes in alive[:MAX_ALIVE]]
-    more = [f"{len(alive) - MAX_ALIVE} more in the run file"] if len(alive) > MAX_ALIVE else []
+    more = [f"{len(alive) - MAX_ALIVE} more rows are in the run file"] if len(alive) > MAX_ALIVE else []
     of = fullest.get("variant") or fullest.get("scenario") or "the step"
     return [times, Table(f"{SIMULATED}: live memory at the peak of {of}", ("<what", "<owner", "bytes"), largest, more)]
 
