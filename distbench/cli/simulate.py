@@ -264,7 +264,7 @@ def _recorded(
     jobs = jobs_of(request, None)
     if len(jobs) > 1 or ((save or chakra) and len(jobs[0].variants) > 1):
         description = "several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
-        raise UserError(f"{scenario} has {description}; choose one with FILE::NAME or --set NAME=VALUE")
+        raise UserError(f"{scenario} has {description}; choose a variant with FILE::NAME or --set NAME=VALUE")
     world_size = mesh_size(jobs[0].mesh)
     if beyond := [rank for rank in ranks or () if rank >= world_size]:
         raise UserError(f"--rank {beyond[0]} is not on the mesh; give ranks from 0 to {world_size - 1}")

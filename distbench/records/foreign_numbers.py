@@ -466,7 +466,7 @@ def _objects(path: Path, file: BinaryIO, is_single: bool = False) -> list[Record
 def _unlike(path: Path, tool: str, option: str, error: Exception) -> UserError:
     why = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else f"a value {error}"
     return UserError(
-        f"{path} is not as {tool} writes it ({why}); write the file with {option}, or leave this launch out"
+        f"{path} does not have the format of {tool} ({why}); write the file with {option}, or leave this launch out"
     )
 
 

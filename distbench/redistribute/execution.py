@@ -44,7 +44,7 @@ def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torc
             (a DTensor has `to_local()`).
     """
     if not isinstance(plan, Plan):
-        raise UserError(f"plan is a {type(plan).__name__}; make one with distbench.redistribute.plan")
+        raise UserError(f"plan is a {type(plan).__name__}; make a plan with distbench.redistribute.plan")
     if plan.mesh is None:
         raise UserError("the plan was made for sizes of a mesh; give distbench.redistribute.plan a DeviceMesh")
     if torch.compiler.is_compiling():

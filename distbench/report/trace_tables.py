@@ -176,7 +176,7 @@ def _owners_table(trace: Trace) -> Table:
     title = f"the {len(rows)} most expensive of {len(owners)} owners" if len(owners) > len(rows) else "by owner"
     owned = trace.rows["owner_known"].astype(bool)
     collectives = count_text(len(owned), "collective")
-    notes = [f"owner known for {int(owned.sum())} of {collectives} ({percent_text(owned.mean())})"]
+    notes = [f"the owner is known for {int(owned.sum())} of {collectives} ({percent_text(owned.mean())})"]
     if not owned.all():
         notes.append(f"{UNKNOWN_OWNER}: no running module was recorded")
     optional = ("straggler", "payload", "of step", "count")

@@ -297,7 +297,7 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     """
     entries = find(target)
     if len(entries) > 1:
-        raise UserError(f"{target} is a file of {len(entries)} scenarios; choose one with FILE::NAME")
+        raise UserError(f"{target} is a file of {len(entries)} scenarios; choose a scenario with FILE::NAME")
     (entry,) = entries
     declared = entry.quick_mesh if quick and entry.quick_mesh else entry.mesh
     size = world if world is not None else mesh_size(mesh or declared)
