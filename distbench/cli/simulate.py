@@ -62,8 +62,8 @@ RECORDINGS_SHOWN = 20  # of --against, per line of progress
     "--against",
     type=PATH,
     metavar="SOURCE",
-    help="Compare with these figures. A CSV file of published steps, or a folder of such files; 'published' is the "
-    "record that distbench has. --save FILE writes the residuals, --picture FILE draws them.",
+    help="Compare with these figures. A CSV file of published steps, or a folder of such files; 'published': "
+    "the record in distbench. --save FILE writes the residuals, --picture FILE draws them.",
 )
 @click.option(
     "--picture",
