@@ -232,7 +232,7 @@ def communication(
 @contextlib.contextmanager
 def _only_block() -> Iterator[None]:
     if not _OPEN_BLOCK.acquire(blocking=False):
-        raise UserError("a communication() block is open already; end it, or use its result for both")
+        raise UserError("a communication() block is open already; end this block, or use its result for both")
     try:
         yield
     finally:

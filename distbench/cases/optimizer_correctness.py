@@ -486,7 +486,7 @@ def of_signs(worst: str, wrong: Sequence[Mapping[str, Signs]]) -> Iterator[str]:
     for label in dict.fromkeys([worst, *(label for signs in wrong for label in signs)]):
         here = [(rank, signs[label]) for rank, signs in enumerate(wrong) if label in signs]
         if unchanged := [rank for rank, signs in here if signs.is_unchanged]:
-            yield f"the optimizer never changes {label} on {_ranks(unchanged)}; step or update it on every rank"
+            yield f"the optimizer never changes {label} on {_ranks(unchanged)}; update {label} on every rank"
         if moved := next(((rank, signs.other_part) for rank, signs in here if signs.other_part is not None), None):
             yield f"rank {moved[0]} holds the part of {label} that belongs to the rank at {list(moved[1])} of its mesh"
         if permuted := [rank for rank, signs in here if signs.is_permuted]:

@@ -101,7 +101,7 @@ def simulate(
     rank is started, and models of any size work. docs/simulation.md describes the simulation and its accuracy.
 
     The prediction is written to a run file with status `simulated`. report (also --paths and --diff), compare and
-    signature check read it.
+    signature check read this file.
 
     \b
     Examples:

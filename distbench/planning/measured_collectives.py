@@ -441,7 +441,7 @@ def problems_of(profile: Profile) -> Iterator[str]:
         if missing := tuple(op for op in COLLECTIVES if op not in measured):
             groups.setdefault(missing, []).append(f"{mesh_dim} of {size}")
         if num_ranks % size:
-            yield f"{mesh_dim} of {size} does not divide a mesh of {num_ranks} ranks, so it prices only other meshes"
+            yield f"{mesh_dim} of {size} does not divide a mesh of {num_ranks} ranks and prices only other meshes"
     for missing, names in groups.items():
         lack = "lacks" if len(names) == 1 else "lack"
         yield f"{' and '.join(names)} {lack} {', '.join(missing)}, which redistribute needs; measure this too"

@@ -435,7 +435,7 @@ def materialise(model: nn.Module, context: RankContext, built: Blueprint, device
             if name not in added:
                 raise UserError(
                     f"the parallel model has a buffer {name!r} that build_model did not make and that has no values; "
-                    "create it in build_model, or on an explicit device"
+                    "create the buffer in build_model, or on an explicit device"
                 )
             buffer.copy_(added[name])
     place_attributes(model, built, context.device)

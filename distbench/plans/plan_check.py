@@ -267,7 +267,7 @@ def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
     left_out = {name for pattern in (*fsdp.whole, *fsdp.ignored) for name in matching(pattern, scalars)}
     for name in scalars:
         if name not in left_out:
-            yield f"parameter {name} is a scalar, which fully_shard does not accept; name it in FsdpPlan(whole=...)"
+            yield f"parameter {name} is a scalar, which fully_shard does not accept; add {name} to FsdpPlan(whole=...)"
 
 
 def _setters(fsdp: FsdpPlan) -> Iterator[str]:

@@ -364,7 +364,9 @@ def bind_to_numa_node(local_rank: int, mode: str) -> None:
 
     modes = [affinity_mode.value for affinity_mode in binding.AffinityMode]
     if mode not in modes:
-        raise UserError(f"{NUMA_BINDING}={mode} is not a valid binding of ranks; use {', '.join(modes)}, or unset it")
+        raise UserError(
+            f"{NUMA_BINDING}={mode} is not a valid binding of ranks; use {', '.join(modes)}, or unset the variable"
+        )
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
     bind = getattr(binding, BIND)
     index = next(name for name in ("device_index", "gpu_index") if name in inspect.signature(bind).parameters)
