@@ -30,7 +30,7 @@ OVER |= {"REVOKED", "TIMEOUT", ""}
 # Slurm's reasons of jobs that would wait forever: squeue(1), JOB REASON CODES.
 IN_VAIN = {
     "PartitionNodeLimit": "the partition has fewer nodes; give fewer --nodes, or another partition",
-    "PartitionTimeLimit": "its time exceeds the partition's limit; give a shorter time with --launcher-args '--time=MINUTES'",
+    "PartitionTimeLimit": "its time exceeds the partition's limit; shorten the time (--launcher-args '--time=MINUTES')",
     "BadConstraints": "no node meets the job's constraints; change --launcher-args",
     "InvalidAccount": "the account is not valid; give another account with --launcher-args '--account=NAME'",
     "InvalidQOS": "the quality of service is not valid; give another with --launcher-args '--qos=NAME'",

@@ -167,7 +167,7 @@ def _timings_of(run: Run, file: str, devices_per_node: int | None, warnings: lis
     if len(usable) < len(records):
         first = next(record for record in records if record not in usable)
         num_others = count_text(len(records) - len(usable), "result")
-        warnings.append(f"{file}: {num_others} left out (the first: {first.get('error') or first['status']})")
+        warnings.append(f"{file}: left out: {num_others} (the first: {first.get('error') or first['status']})")
     timings = []
     other_ops, num_single = set(), 0
     try:
@@ -183,9 +183,9 @@ def _timings_of(run: Run, file: str, devices_per_node: int | None, warnings: lis
         problem = f"{file} has a collective without the fields of distbench ({error!r})"
         raise UserError(f"{problem}; measure again with distbench run collectives") from error
     if other_ops:
-        warnings.append(f"{file}: {', '.join(sorted(other_ops))} left out; usable are {', '.join(KINDS)}")
+        warnings.append(f"{file}: left out: {', '.join(sorted(other_ops))}; usable are {', '.join(KINDS)}")
     if num_single:
-        warnings.append(f"{file}: {count_text(num_single, 'result')} of one rank, or of unknown ranks, left out")
+        warnings.append(f"{file}: left out: {count_text(num_single, 'result')} of one rank, or of unknown ranks")
     return timings
 
 
@@ -277,7 +277,9 @@ def _of_one_dtype(timings: Sequence[Timing], warnings: list[str]) -> list[Timing
     left_out = sorted({timing.dtype for timing in timings if timing.dtype != chosen[timing.group]})
     if left_out:
         fitted = ", ".join(sorted({*chosen.values()}))
-        warnings.append(f"dtype {fitted} fitted, {', '.join(left_out)} left out; -k {left_out[0]} fits {left_out[0]}")
+        warnings.append(
+            f"dtype {fitted} is fitted; left out: {', '.join(left_out)}; -k {left_out[0]} fits {left_out[0]}"
+        )
     return [timing for timing in timings if timing.dtype == chosen[timing.group]]
 
 
