@@ -161,7 +161,7 @@ def _rows(file: Path) -> Iterator[Published | UserError]:
     for count, cells in enumerate(reader, start=1):
         where = f"--against {file}, row {count}"
         if count > MAX_ROWS:
-            yield UserError(f"{where}: a file has at most {MAX_ROWS:,} rows; give the others in another file")
+            yield UserError(f"{where}: a file has at most {MAX_ROWS:,} rows; give further rows in another file")
             return
         if None in cells:
             yield UserError(f"{where} has more cells than the header; give one cell per field of the header")
