@@ -345,7 +345,7 @@ def write(path: Path, content: str | bytes, mode: str = "w") -> None:
 def check_new_folder(folder: Path, option: str) -> None:
     """Raise UserError if a path is a file, or a folder that is not empty."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{option} {folder} is not a new folder; give another with {option}")
+        raise UserError(f"{option} {folder} is not a new folder; give a new folder with {option}")
 
 
 def write_folder(folder: Path, option: str, files: Iterable[tuple[str, bytes]]) -> tuple[int, int]:
