@@ -176,7 +176,7 @@ def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> N
     done = ask("compare", path, other)
     assert (
         done.exit_code == 2
-        and "the first has step/f32[16,256]/mine, the second has step/f32[32,256]/mine" in done.output
+        and "the first has step/f32[16,256]/mine, but the second has step/f32[32,256]/mine" in done.output
     )
 
 
