@@ -139,7 +139,7 @@ def _of_flight_recorder(dumps: Mapping[int, tuple[Path, dict[str, Any]]]) -> lis
             for entry in dump["entries"]:
                 _add_entry(groups, rank, entry)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise _unknown(file, f"an entry lacks or has a wrong value ({error!r})") from error
+            raise _unknown(file, f"a value of an entry is missing or wrong ({error!r})") from error
     for group in groups.values():
         group.members = sorted(group.ranks)
         group.num_ranks = max(group.num_ranks, len(group.members))
@@ -188,7 +188,7 @@ def _of_inspector(files: Sequence[tuple[Path, list[Any]]]) -> list[CollectiveTim
                     key = (str(perf["coll"]), int(perf["coll_sn"]))
                     group.waited_s[key].setdefault(process, _seconds(perf["coll_exec_time_us"], 1e-6))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _unknown(file, f"a line lacks or has a wrong value ({error!r})") from error
+            raise _unknown(file, f"a value of a line is missing or wrong ({error!r})") from error
     processes = {process for _, process in places}
     whole = next((name for name, size in sizes.items() if size == len(processes)), None)
     for name, group in groups.items():

@@ -33,7 +33,7 @@ OFFLOADED = (
 NOT_ON_HOST = (
     "the host runs operators and collectives sequentially, with times that were measured while all ranks ran them",
     NOT_SIMULATED[0],
-    "memory is by the rules of an accelerator's allocator, while a CPU's allocator has other rules",
+    "memory follows the rules of an accelerator's allocator, while a CPU's allocator has other rules",
 )
 
 
