@@ -357,7 +357,7 @@ class StepCheck:
         if (tolerance := self._scenario.tolerance) is not None:
             return Allowance(tolerance, tolerance, "the scenario's tolerance", is_named=True, gradient_scale=scale)
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
-            because, low = f"because {FORCED}=1 rounds every product to TF32", LOW_PRECISION_TOLERANCE
+            because, low = f"with {FORCED}=1, which rounds every product to TF32", LOW_PRECISION_TOLERANCE
             return Allowance(low, low, because, gradient_scale=scale)
         lowest = lowest_precision(model, units, self._computed_in)
         for_loss = TOLERANCE if lowest == F32 else torch.finfo(lowest).eps
