@@ -122,7 +122,7 @@ class SeenCommunication:
             return True
         if not file.exists():
             raise UserError(
-                f"{file} does not exist; write it once with seen.write(...), or run pytest --distbench-update"
+                f"{file} does not exist; write the file once with seen.write(...), or run pytest --distbench-update"
             )
         comparison = compare_with_stored(file, self._signature())
         if comparison.exit_code == 1:
@@ -232,7 +232,7 @@ def communication(
 @contextlib.contextmanager
 def _only_block() -> Iterator[None]:
     if not _OPEN_BLOCK.acquire(blocking=False):
-        raise UserError("a communication() block is open already; end it, or use its result for both")
+        raise UserError("a communication() block is open already; end this block, or use its result for both")
     try:
         yield
     finally:

@@ -193,7 +193,8 @@ class Watch:
         """
         if not self._is_open:
             raise UserError(
-                "watch.step() was called outside of its `with distbench.watch(...)` block; call it in the block"
+                "watch.step() was called outside of its `with distbench.watch(...)` block; call watch.step() in this "
+                "block"
             )
         self._num_steps += 1
         if self._start_s is not None:

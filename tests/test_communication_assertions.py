@@ -218,7 +218,7 @@ def test_without_a_model_or_a_file(tmp_path: Path) -> None:
     with distbench.communication() as seen:
         dist.all_reduce(torch.ones(2))
     assert seen.count("all_reduce", on="?", phase="forward") == 1
-    with pytest.raises(distbench.UserError, match="does not exist; write it once"):
+    with pytest.raises(distbench.UserError, match="does not exist; write the file once"):
         seen.matches(tmp_path / "missing.signature")
 
 

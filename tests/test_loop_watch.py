@@ -166,6 +166,6 @@ def test_the_command_names_the_late_rank_of_real_dumps_of_flight_recorder(found:
     late = {(each["rank"], each["group"]): each["late_s"] for each in json.loads(done.output)["late"]}
     assert 0.005 < late["rank 3", "recorded 0-3"] < 0.05
     unknown = CliRunner().invoke(main, ["watch", str(found["folder"] / form)])
-    assert unknown.exit_code == 3 and "the files do not name hosts, whose clocks differ" in unknown.output
+    assert unknown.exit_code == 3 and "the files have no hosts, whose clocks differ" in unknown.output
     quiet = CliRunner().invoke(main, ["watch", str(found["folder"] / form), "-q"])
     assert (quiet.exit_code, quiet.output) == (3, "")

@@ -305,7 +305,7 @@ def _first_difference(loaded: State, expected: State) -> str | None:
         equal = torch.equal(got, wanted) if isinstance(wanted, torch.Tensor) else got == wanted
         wrong += [] if equal else [name]
     return (
-        f"{len(wrong)} of {len(expected_leaves)} loaded values differ from the saved ones: {wrong[0]}"
+        f"{len(wrong)} of {len(expected_leaves)} loaded values differ from the saved values: {wrong[0]}"
         if wrong
         else None
     )

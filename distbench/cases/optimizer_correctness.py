@@ -476,7 +476,7 @@ def of_differing_bits(digests_by_rank: Sequence[Mapping[Any, str]], what: str = 
             if digest != first_digest:
                 yield (
                     f"ranks {first_rank} and {rank} hold the same part of {key[0]} with different {what}, so the "
-                    "copies drift apart; compute equal values, or share them by a collective"
+                    "copies diverge; compute equal values, or share them by a collective"
                 )
                 return
 
@@ -486,7 +486,7 @@ def of_signs(worst: str, wrong: Sequence[Mapping[str, Signs]]) -> Iterator[str]:
     for label in dict.fromkeys([worst, *(label for signs in wrong for label in signs)]):
         here = [(rank, signs[label]) for rank, signs in enumerate(wrong) if label in signs]
         if unchanged := [rank for rank, signs in here if signs.is_unchanged]:
-            yield f"the optimizer never changes {label} on {_ranks(unchanged)}; step or update it on every rank"
+            yield f"the optimizer never changes {label} on {_ranks(unchanged)}; update {label} on every rank"
         if moved := next(((rank, signs.other_part) for rank, signs in here if signs.other_part is not None), None):
             yield f"rank {moved[0]} holds the part of {label} that belongs to the rank at {list(moved[1])} of its mesh"
         if permuted := [rank for rank, signs in here if signs.is_permuted]:
@@ -548,9 +548,8 @@ def of_decay(worst: str, wrong: Sequence[Mapping[str, Signs]]) -> Iterator[str]:
     decay = next((signs[worst].decay for signs in wrong if worst in signs), None)
     if decay is not None:
         yield (
-            f"{worst} is off by {decay:.2g} times its own value, because weight decay applies either on the ranks or "
-            f"on "
-            "one device; choose parameter groups by name, not by the shape of a shard"
+            f"{worst} has an error of {decay:.2g} times its own value, because weight decay applies either on the "
+            "ranks or on one device; choose parameter groups by name, not by the shape of a shard"
         )
 
 

@@ -357,7 +357,7 @@ class StepCheck:
         if (tolerance := self._scenario.tolerance) is not None:
             return Allowance(tolerance, tolerance, "the scenario's tolerance", is_named=True, gradient_scale=scale)
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
-            because, low = f"since {FORCED}=1 rounds every product to TF32", LOW_PRECISION_TOLERANCE
+            because, low = f"with {FORCED}=1, which rounds every product to TF32", LOW_PRECISION_TOLERANCE
             return Allowance(low, low, because, gradient_scale=scale)
         lowest = lowest_precision(model, units, self._computed_in)
         for_loss = TOLERANCE if lowest == F32 else torch.finfo(lowest).eps
@@ -546,9 +546,9 @@ def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> 
     """Compare the batch of a step, two batches made after the step, and each rank's `fingerprint` of a batch."""
     odd = next((rank for rank, digest in enumerate(prints) if digest != prints[0]), None)
     if (name := _differing(made, made_again)) is not None:
-        yield f"make_batch makes a different {name} in each call and on each rank; draw it from a seeded generator"
+        yield f"make_batch makes a different {name} in each call and on each rank; draw {name} from a seeded generator"
     elif odd is not None:
-        yield f"make_batch makes a different batch on rank {odd} than on rank 0; make it the same on every rank"
+        yield f"make_batch makes a different batch on rank {odd} than on rank 0; make the same batch on every rank"
     elif (name := _differing(used, made)) is not None:
         yield f"a step changes {name} of its batch in place, and the next step uses the changed values; change a copy"
 

@@ -32,7 +32,7 @@ NEEDED = {"torch version", "torch.distributed", "gloo"}
 def doctor(deep: bool, form: str) -> None:
     """Check this machine: devices, backends, torch, and each private torch name that distbench uses.
 
-    The last line is the verdict. -v also lists every check, and the defaults of a pyproject.toml here.
+    The last line is the verdict. -v also lists every check, and the defaults of this folder's pyproject.toml.
 
     With --deep, also try the features that depend on torch's behaviour: a traced step, simulated steps, each planner.
     The exit code is 1 if a feature fails with this torch.

@@ -90,9 +90,7 @@ def _table(entries: Sequence[Entry]) -> str:
             lines += textwrap.wrap(head + sentence, width_here(), subsequent_indent=indent, break_on_hyphens=False) or [
                 head
             ]
-    return "\n".join(
-        [*lines[1:], "", "Next: distbench list SCENARIO   (describes one), distbench run SCENARIO --quick"]
-    )
+    return "\n".join([*lines[1:], "", "Next: distbench list SCENARIO   (details), distbench run SCENARIO --quick"])
 
 
 def _lines_of(entry: Entry, out: Path) -> Iterator[str]:

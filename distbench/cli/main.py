@@ -101,7 +101,7 @@ SECTIONS = {
     },
     "Machine": {
         "preflight": ("run", "Check nodes for slow ranks and links. Exit code: 0 ok, 1 slow, 3 unknown."),
-        "watch": ("watch", "Name ranks that arrive last, from files of Flight Recorder or NCCL Inspector."),
+        "watch": ("watch", "Show ranks that arrive last, from files of Flight Recorder or NCCL Inspector."),
         "doctor": ("doctor", "Check this machine: devices, backends, torch."),
         "clean": ("clean", "Delete old runs after a confirmation."),
     },

@@ -345,7 +345,7 @@ def write(path: Path, content: str | bytes, mode: str = "w") -> None:
 def check_new_folder(folder: Path, option: str) -> None:
     """Raise UserError if a path is a file, or a folder that is not empty."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{option} {folder} is not a new folder; give another with {option}")
+        raise UserError(f"{option} {folder} is not a new folder; give a new folder with {option}")
 
 
 def write_folder(folder: Path, option: str, files: Iterable[tuple[str, bytes]]) -> tuple[int, int]:
@@ -467,14 +467,16 @@ def say_once(text: str) -> None:
 class ColumnOptions:
     """Options for the judged numbers in files of other tools."""
 
-    launch_column: str | None = option("--launch", metavar="COLUMN", help="Table: the launch. [a file is one launch]")
-    case_column: str | None = option("--case", metavar="COLUMN,...", help="Table: the case, such as op,size.")
-    value_column: str | None = option("--value", metavar="COLUMN", help="Table: the numbers; tool: its metric.")
+    launch_column: str | None = option(
+        "--launch", metavar="COLUMN", help="Column with the launch. [a file is one launch]"
+    )
+    case_column: str | None = option("--case", metavar="COLUMN,...", help="Columns with the case, such as op,size.")
+    value_column: str | None = option("--value", metavar="COLUMN", help="Column of numbers, or metric of the tool.")
     better: str | None = option("--better", type=click.Choice(("lower", "higher")), help="Better numbers. [lower]")
     pair_column: str | None = option(
-        "--pair", metavar="COLUMN", help="Table: equal on both sides of a pair; 'file': files of the same name."
+        "--pair", metavar="COLUMN", help="Column with the pair, or 'file' for pairs of files of the same name."
     )
-    unit: str | None = option("--unit", metavar="UNIT", help="Table: unit, or its column. [of the column's name]")
+    unit: str | None = option("--unit", metavar="UNIT", help="Unit, or column with the unit. [of the column's name]")
 
     def columns(self) -> "NumberColumns":
         """The columns of the files."""

@@ -161,7 +161,7 @@ def _command(runs: tuple[Path, ...], out: Path, label: str, chosen: str = "") ->
     "--output",
     type=PATH,
     metavar="FILE",
-    help="Output file. Folder formats need a new folder. Default: standard output.",
+    help="Output file. Formats that write a folder need a new folder. Default: standard output.",
 )
 @results_option()
 def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) -> None:

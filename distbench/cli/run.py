@@ -612,7 +612,7 @@ def _require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
     """Refuse an earlier run of `num_ranks` ranks, which no job has."""
     sizes = sorted({mesh_size(job.mesh) for job in jobs})
     if num_ranks is not None and num_ranks not in sizes:
-        problem = f"the earlier run has {count_text(num_ranks, 'rank')}, this run has {', '.join(map(str, sizes))}"
+        problem = f"the earlier run has {count_text(num_ranks, 'rank')}, but this run has {', '.join(map(str, sizes))}"
         raise UserError(f"--against: {problem}; give a run with the same ranks on each host, or another --mesh")
 
 

@@ -31,8 +31,8 @@ from distbench.spec.errors import UserError
 def signature() -> None:
     """Write, check and update signatures: the exact communication of a step, as text for git.
 
-    A signature lists phase, mesh dim, bytes, module and redistribution of each path. It is the same on every machine.
-    `distbench signature SCENARIO` is short for `distbench signature write SCENARIO`.
+    A signature lists phase, mesh dim, bytes, module and redistribution of each path, and is the same on every
+    machine. `distbench signature SCENARIO` is short for `distbench signature write SCENARIO`.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def signature() -> None:
 @mesh_option("Any size, because no rank is started. Default: the scenario's mesh.")
 @quick_option("The mesh is the scenario's full mesh.")
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Output file. Only for one scenario. Default: print.")
-@click.option("--output-dir", type=PATH, metavar="DIR", help="Folder to write. It gets a file per scenario.")
+@click.option("--output-dir", type=PATH, metavar="DIR", help="Folder to write, with a file per scenario.")
 def write_signature(
     scenarios: tuple[str, ...],
     choices: tuple[str, ...],

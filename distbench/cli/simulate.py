@@ -62,14 +62,14 @@ RECORDINGS_SHOWN = 20  # of --against, per line of progress
     "--against",
     type=PATH,
     metavar="SOURCE",
-    help="Compare with these figures. A CSV file of published steps, or a folder of such files; 'published' is the "
-    "record that distbench has. --save FILE writes the residuals, --picture FILE draws them.",
+    help="Compare with these figures. A CSV file of published steps, or a folder of such files; 'published': "
+    "the record in distbench. --save FILE writes the residuals, --picture FILE draws them.",
 )
 @click.option(
     "--picture",
     type=PATH,
     metavar="FILE",
-    help="Also draw a picture (.svg, .png). The residuals of --against by class.",
+    help="Also draw a picture (.svg, .png): the residuals of --against by class.",
 )
 @results_option("")
 @label_option
@@ -101,7 +101,7 @@ def simulate(
     rank is started, and models of any size work. docs/simulation.md describes the simulation and its accuracy.
 
     The prediction is written to a run file with status `simulated`. report (also --paths and --diff), compare and
-    signature check read it.
+    signature check read this file.
 
     \b
     Examples:
@@ -264,7 +264,7 @@ def _recorded(
     jobs = jobs_of(request, None)
     if len(jobs) > 1 or ((save or chakra) and len(jobs[0].variants) > 1):
         description = "several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
-        raise UserError(f"{scenario} has {description}; choose one with FILE::NAME or --set NAME=VALUE")
+        raise UserError(f"{scenario} has {description}; choose a variant with FILE::NAME or --set NAME=VALUE")
     world_size = mesh_size(jobs[0].mesh)
     if beyond := [rank for rank in ranks or () if rank >= world_size]:
         raise UserError(f"--rank {beyond[0]} is not on the mesh; give ranks from 0 to {world_size - 1}")

@@ -98,7 +98,7 @@ def tune(
 ) -> None:
     """Recommend a plan for SCENARIO on N devices: mesh, resharding, checkpointing, micro-batches and more.
 
-    With --hardware, plans are predicted by simulation of a step, and no rank is started. If the hardware file is of
+    With --hardware, plans are predicted by simulation of a step, and no rank is started. If the hardware file describes
     this machine, the best plans are also measured. Without --hardware, all plans are measured on this machine. The
     result is a recommendation, a plot of time and memory, and the plan as code. After an interruption, --reuse
     continues the sweep.

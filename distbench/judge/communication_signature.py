@@ -306,7 +306,9 @@ def compare(base: Path, new: Path) -> SignatureComparison:
         for side in (base, new)
     )
     if not before_names and not after_names:
-        raise UserError(f"{base} and {new} contain no *{SUFFIX} file; write them with signature write --output-dir")
+        raise UserError(
+            f"{base} and {new} contain no *{SUFFIX} file; write signatures with signature write --output-dir"
+        )
     alone = [f"{name}: missing in {new}" for name in before_names if name not in after_names]
     alone += [f"{name}: not in {base}; signature update adds it" for name in after_names if name not in before_names]
     afters = {name: load(new / name) for name in before_names if name in after_names}

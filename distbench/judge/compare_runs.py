@@ -227,7 +227,7 @@ def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -
     alone = [{case.scenario for case in cases if case.verdict == word} for word in ALONE.values()]
     if cases and alone[0] | alone[1] == {case.scenario for case in cases} and not alone[0] & alone[1]:
         of_a, of_b = (", ".join(sorted(scenarios)) or "no scenario" for scenarios in alone)
-        return f"{a} and {b} are not comparable: {a} has {of_a}, {b} has {of_b}; give runs of one scenario"
+        return f"{a} and {b} are not comparable: {a} has {of_a}, but {b} has {of_b}; give runs of one scenario"
     reasons = list(dict.fromkeys(case.why for case in cases if case.verdict == INCOMPARABLE))
     reasons = reasons or list(dict.fromkeys(case.why for case in cases)) or ["neither has a case"]
     reason = listed(reasons, 1, rest=" (and {} more such reasons)")
@@ -246,7 +246,7 @@ def predicted_side_by_side(
     sides = [_times(runs) for runs in (a, b)]
     if not sides[0].keys() & sides[1].keys():
         step_texts = [listed([name for _, name in times], MAX_LISTED) or "no step" for times in sides]
-        why = f"the sides share no step: the first has {step_texts[0]}, the second has {step_texts[1]}"
+        why = f"the sides share no step: the first has {step_texts[0]}, but the second has {step_texts[1]}"
         raise UserError(f"{names[0]} and {names[1]} are not comparable: {why}; simulate both with the same inputs")
     cases = [_predicted_case(key, *sides) for key in dict.fromkeys((*sides[0], *sides[1]))]
     gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_origins(a, b)])

@@ -362,7 +362,7 @@ def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairi
     if not abs(difference.estimate[0]) > LOAD_SHARE:
         return ""
     before, after = 100 * difference.baseline[0], 100 * difference.candidate[0]
-    return f"foreign load differed: {before:.0f} % of the CPUs in the baseline, {after:.0f} % in the candidate"
+    return f"other processes used {before:.0f} % of the CPUs in the baseline, {after:.0f} % in the candidate"
 
 
 def _judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:

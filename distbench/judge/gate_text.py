@@ -87,7 +87,7 @@ NOTES = (
 )
 OF_RECIPROCALS = (
     "if higher numbers are better, their reciprocals are judged: mean is the harmonic mean, p10 the 90th percentile, "
-    "and the tolerance is of the reciprocal"
+    "and the tolerance applies to the reciprocal"
 )
 
 

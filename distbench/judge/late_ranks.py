@@ -167,7 +167,7 @@ def _arrivals_of(group: CollectiveTimes, ranks_per_host: int | None) -> GroupArr
     elif group.is_device:
         why = "the files have no durations on the device; set TORCH_NCCL_ENABLE_TIMING=1"
     elif ranks_per_host is None:
-        why = "the files do not name hosts, whose clocks differ; give --ranks-per-host N"
+        why = "the files have no hosts, whose clocks differ; give --ranks-per-host N"
     elif len({rank // ranks_per_host for rank in group.members}) > 1:
         why = "its ranks are on several hosts, whose clocks are not aligned, and the files have no durations"
     else:

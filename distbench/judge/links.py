@@ -140,7 +140,9 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
     if places[0] != places[1]:
         here = f"{count_text(len(links.hosts), 'rank')} on {count_text(len(set(links.hosts)), 'host')}"
         there = f"{len(earlier.hosts)} on {len(set(earlier.hosts))}"
-        raise UserError(f"this run has {here}, the earlier run {there}; give a run with the same ranks on each host")
+        raise UserError(
+            f"this run has {here}, but the earlier run has {there}; give a run with the same ranks on each host"
+        )
     earlier_groups = {(group.quantity, group.level, group.size_bytes, group.members): group for group in earlier.groups}
     groups = []
     for group in links.groups:

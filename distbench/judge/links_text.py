@@ -176,7 +176,7 @@ def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
     names = [list(dict.fromkeys(links.hosts)) if (links := link_run_of(side)) else [] for side in (earlier, run)]
     if names[0] != names[1]:
         then, now = (f"host{'s' * (len(hosts) > 1)} {listed(hosts, MAX_NAMED)}" for hosts in names)
-        yield f"warning: the earlier run used {then}, this run uses {now}; the hardware may differ"
+        yield f"warning: the earlier run used {then}, but this run uses {now}; the hardware may differ"
     for name in DRIVEN_BY:
         was, is_now = (getattr(side.about.environment, name, None) for side in (earlier, run))
         if was and is_now and was != is_now:

@@ -185,7 +185,7 @@ def _profile_for(
         check_profile(request.profile, mesh, device, hosts)
     if request.profile or PROFILE_TAG not in entry.tags:
         return request.profile, ""
-    advice = "`distbench calibrate` would add the calibrated planner and predictions"
+    advice = "`distbench calibrate` adds the calibrated planner and predictions"
     if not OWN_PROFILE.is_file():
         return None, f"no profile was given, and this folder has no {OWN_PROFILE}; {advice}"
     try:

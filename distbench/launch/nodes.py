@@ -336,7 +336,7 @@ def run_by_torchx(launch: NodeLaunch, say: Callable[[str], None]) -> int:
     """
     refuse_words(COUNTS["torchx"], launch.extra, OWN_COUNTS)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    require_program("torchx", "torchx", "install it (pip install 'distbench[torchx]')", path)
+    require_program("torchx", "torchx", "install torchx (pip install 'distbench[torchx]')", path)
     complaint = _Complaint(say)
     code = run_here(torchx_words(launch), {**os.environ, "PATH": path}, complaint.follow, stderr=subprocess.PIPE)
     complaint.is_read.wait(_READ_S)

@@ -30,7 +30,7 @@ OVER |= {"REVOKED", "TIMEOUT", ""}
 # Slurm's reasons of jobs that would wait forever: squeue(1), JOB REASON CODES.
 IN_VAIN = {
     "PartitionNodeLimit": "the partition has fewer nodes; give fewer --nodes, or another partition",
-    "PartitionTimeLimit": "its time exceeds the partition's limit; shorten it with --launcher-args '--time=MINUTES'",
+    "PartitionTimeLimit": "its time exceeds the partition's limit; shorten the time (--launcher-args '--time=MINUTES')",
     "BadConstraints": "no node meets the job's constraints; change --launcher-args",
     "InvalidAccount": "the account is not valid; give another account with --launcher-args '--account=NAME'",
     "InvalidQOS": "the quality of service is not valid; give another with --launcher-args '--qos=NAME'",
@@ -280,7 +280,7 @@ def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
         problem = f"Slurm does not respond ({state.reason})"
         return f"{problem}; distbench retries. Job {job_id} is not affected and writes its run file while it runs"
     after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
-    begins = f"; Slurm expects to start it at {state.begins}" if state.begins else ""
+    begins = f"; Slurm expects to start the job at {state.begins}" if state.begins else ""
     advice = f" ({ADVICE[state.why].format(job_id=job_id.partition(';')[0])})" if state.why in ADVICE else ""
     return f"Slurm job {job_id} waits{after}: {state.reason}{advice}{begins}"
 

@@ -107,7 +107,7 @@ def too_long(cut_logs: Mapping[Path, int]) -> str:
         return ""
     longest = max(cut_logs, key=lambda path: cut_logs[path])
     more = f" ({len(cut_logs)} logs were cut)" if len(cut_logs) > 1 else ""
-    problem = f"{longest} grew too long, and {cut_logs[longest] / 1e6:,.0f} MB were removed{more}"
+    problem = f"{longest} is too long, and {cut_logs[longest] / 1e6:,.0f} MB were removed{more}"
     return f"{problem}; print less in the model, because the measured times include printing"
 
 

@@ -207,7 +207,7 @@ def nonnegative_least_squares(columns: Floats, values: Floats) -> tuple[Floats, 
 
 # 2: `hosts`, of the profile and of each line.
 PROFILE_VERSION = 2
-FORMAT = Format("profile", "write one with distbench calibrate", "profile_version", PROFILE_VERSION)
+FORMAT = Format("profile", "write a profile with distbench calibrate", "profile_version", PROFILE_VERSION)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ FOOT_CHARACTERS_PER_INCH = 13
 def check_picture(path: Path) -> None:
     """Raise UserError for suffixes other than .png and .svg, or a missing folder."""
     if path.suffix not in SUFFIXES:
-        raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; name it .png or .svg")
+        raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; give a .png or .svg file")
     if not path.parent.is_dir():
         raise UserError(f"folder {path.parent} of picture {path} does not exist; create the folder first")
 

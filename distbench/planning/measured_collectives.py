@@ -140,7 +140,7 @@ def timings_in(
     for run in runs:
         file = run.path.name if names[run.path.name] == 1 else str(run.path)
         if run.is_simulated:
-            warnings.append(f"{file} is simulated, not measured; it was left out")
+            warnings.append(f"{file} is simulated, not measured, and was left out")
         elif of_run := _timings_of(run, file, devices_per_node, warnings):
             timings += of_run
             measured.append(run)
@@ -167,7 +167,7 @@ def _timings_of(run: Run, file: str, devices_per_node: int | None, warnings: lis
     if len(usable) < len(records):
         first = next(record for record in records if record not in usable)
         num_others = count_text(len(records) - len(usable), "result")
-        warnings.append(f"{file}: {num_others} left out (the first: {first.get('error') or first['status']})")
+        warnings.append(f"{file}: left out: {num_others} (the first: {first.get('error') or first['status']})")
     timings = []
     other_ops, num_single = set(), 0
     try:
@@ -183,9 +183,9 @@ def _timings_of(run: Run, file: str, devices_per_node: int | None, warnings: lis
         problem = f"{file} has a collective without the fields of distbench ({error!r})"
         raise UserError(f"{problem}; measure again with distbench run collectives") from error
     if other_ops:
-        warnings.append(f"{file}: {', '.join(sorted(other_ops))} left out; usable are {', '.join(KINDS)}")
+        warnings.append(f"{file}: left out: {', '.join(sorted(other_ops))}; usable are {', '.join(KINDS)}")
     if num_single:
-        warnings.append(f"{file}: {count_text(num_single, 'result')} of one rank, or of unknown ranks, left out")
+        warnings.append(f"{file}: left out: {count_text(num_single, 'result')} of one rank, or of unknown ranks")
     return timings
 
 
@@ -263,7 +263,7 @@ def _require_one_machine(runs: Sequence[Run]) -> None:
                 files.setdefault(value, run.path.name)
         if len(files) > 1:
             listed = " and ".join(f"{value} ({file})" for value, file in [*files.items()][:2])
-            raise UserError(f"the files are of {len(files)} {word}: {listed}; give the files of one machine")
+            raise UserError(f"the files come from {len(files)} {word}: {listed}; give the files of one machine")
 
 
 def _of_one_dtype(timings: Sequence[Timing], warnings: list[str]) -> list[Timing]:
@@ -277,7 +277,9 @@ def _of_one_dtype(timings: Sequence[Timing], warnings: list[str]) -> list[Timing
     left_out = sorted({timing.dtype for timing in timings if timing.dtype != chosen[timing.group]})
     if left_out:
         fitted = ", ".join(sorted({*chosen.values()}))
-        warnings.append(f"dtype {fitted} fitted, {', '.join(left_out)} left out; -k {left_out[0]} fits {left_out[0]}")
+        warnings.append(
+            f"dtype {fitted} is fitted; left out: {', '.join(left_out)}; -k {left_out[0]} fits {left_out[0]}"
+        )
     return [timing for timing in timings if timing.dtype == chosen[timing.group]]
 
 
@@ -441,7 +443,7 @@ def problems_of(profile: Profile) -> Iterator[str]:
         if missing := tuple(op for op in COLLECTIVES if op not in measured):
             groups.setdefault(missing, []).append(f"{mesh_dim} of {size}")
         if num_ranks % size:
-            yield f"{mesh_dim} of {size} does not divide a mesh of {num_ranks} ranks; it applies only to other meshes"
+            yield f"{mesh_dim} of {size} does not divide a mesh of {num_ranks} ranks and prices only other meshes"
     for missing, names in groups.items():
         lack = "lacks" if len(names) == 1 else "lack"
         yield f"{' and '.join(names)} {lack} {', '.join(missing)}, which redistribute needs; measure this too"

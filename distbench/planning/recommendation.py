@@ -69,7 +69,7 @@ def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str
         states = tuple(parse_state(part, setting.tensor_ndim) for part in answer.path.split("->"))
         return plan_of_path(setting, planner, answer.path, states)
     except (ValueError, NotHandled) as error:
-        return f"uses {answer.path}, which is not priced here ({error})"
+        return f"uses {answer.path}, which has no price ({error})"
 
 
 # Code to write in a training script. Braces: the profile's file, or the layouts of the pair.

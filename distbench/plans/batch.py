@@ -93,7 +93,7 @@ class Batch:
         for pattern, tensor_dim in (dims if isinstance(dims, Mapping) else dict.fromkeys(with_dims, dims)).items():
             matched = [pattern] if pattern in tensors else fnmatch.filter(tensors, pattern)
             if not matched:
-                raise UserError(f"{option} names {pattern!r}, but the batch has {', '.join(tensors) or 'no tensors'}")
+                raise UserError(f"{option} has {pattern!r}, but the batch has {', '.join(tensors) or 'no tensors'}")
             if tensor_dim is None:
                 continue
             for name in matched:

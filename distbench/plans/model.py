@@ -378,7 +378,7 @@ def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str
         if other_name != was:
             raise UserError(
                 f"parameter {other_name} is shared with {was} in build_model's model, but the parallel model{where} "
-                "has two parameters, for example since a TP style or an FSDP unit includes only one of the modules; "
+                "has two parameters, for example because a TP style or an FSDP unit includes only one of the modules; "
                 "give both the same layout, or untie them (tie_word_embeddings=False in transformers)"
             )
 
@@ -435,7 +435,7 @@ def materialise(model: nn.Module, context: RankContext, built: Blueprint, device
             if name not in added:
                 raise UserError(
                     f"the parallel model has a buffer {name!r} that build_model did not make and that has no values; "
-                    "create it in build_model, or on an explicit device"
+                    "create the buffer in build_model, or on an explicit device"
                 )
             buffer.copy_(added[name])
     place_attributes(model, built, context.device)

@@ -341,7 +341,7 @@ def _in_chunks(loss: Callable[[Any, Any], Any], output: Any, targets: Any) -> An
     if not (length and torch.is_tensor(targets) and targets.shape[:2] == output.shape[:2]):
         raise UserError(
             "ParallelPlan.loss='chunked' needs an output (batch, sequence, ...) and targets (batch, sequence, ...); "
-            "leave it out, or use 'compiled'"
+            "leave ParallelPlan.loss out, or use 'compiled'"
         )
     parts = zip(output.chunk(LOSS_CHUNKS, 1), targets.chunk(LOSS_CHUNKS, 1), strict=True)
     losses = [checkpoint(loss, *part, use_reentrant=False) * (part[0].shape[1] / length) for part in parts]

@@ -230,7 +230,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         return
     if shared_dims := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
         shared = f"FSDP shards and replicates over mesh dim {shared_dims[0]!r}"
-        yield f"{shared}; use it in either mesh_dims or replicate_dims"
+        yield f"{shared}; leave this mesh dim out of mesh_dims or replicate_dims"
     for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
         if not present(mesh_dims, context):
             over, known_dims = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
@@ -267,7 +267,7 @@ def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
     left_out = {name for pattern in (*fsdp.whole, *fsdp.ignored) for name in matching(pattern, scalars)}
     for name in scalars:
         if name not in left_out:
-            yield f"parameter {name} is a scalar, which fully_shard does not accept; name it in FsdpPlan(whole=...)"
+            yield f"parameter {name} is a scalar, which fully_shard does not accept; add {name} to FsdpPlan(whole=...)"
 
 
 def _setters(fsdp: FsdpPlan) -> Iterator[str]:
@@ -362,7 +362,7 @@ def _pipeline_problems(model: nn.Module, plan: ParallelPlan, context: RankContex
     yield from problems
     for mesh_dim in pipeline.activation_shards:
         if mesh_dim not in (*context.mesh_dims, *plan.tp_dims):
-            yield f"activation_shards names mesh dim {mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
+            yield f"activation_shards has mesh dim {mesh_dim!r}, but the mesh has {', '.join(context.mesh_dims)}"
     parameters = schedule_parameters(pipeline.schedule)
     for name in pipeline.configure:
         if name not in parameters and not is_in_config(name):
@@ -379,13 +379,13 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
         "cp": (plan.cp, "leave one of them out"),
         "ep": (plan.ep, "leave one of them out"),
         "loss_parallel": (plan.loss_parallel, "have the last stage return whole logits"),
-        "state_dict": (plan.state_dict, "leave it out"),
-        "FsdpPlan.whole": (plan.fsdp is not None and plan.fsdp.whole, "leave it out"),
-        "FsdpPlan.offload": (plan.fsdp is not None and plan.fsdp.offload, "leave it out"),
+        "state_dict": (plan.state_dict, "leave state_dict out"),
+        "FsdpPlan.whole": (plan.fsdp is not None and plan.fsdp.whole, "leave FsdpPlan.whole out"),
+        "FsdpPlan.offload": (plan.fsdp is not None and plan.fsdp.offload, "leave FsdpPlan.offload out"),
     }
     for name, (part, instead) in parts.items():
         if part:
-            yield f"a pipeline cannot be combined with {name} here; {instead}"
+            yield f"a pipeline cannot be combined with {name}; {instead}"
     # torch's stage_backward_input searches module.parameters() for the weights, which differ from those that forward
     # used once FSDP2 has freed them.
     splits = SCHEDULES[pipeline.schedule].splits_backward
@@ -474,9 +474,9 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
                 f"{', '.join(MESH_DIMS)} (ranks along {' and '.join(BATCH_DIMS)} get different parts of the batch)"
             )
         if not uses_any and name not in used and context.size(name) > 1:
-            used_dims = ", ".join(sorted(used)) or "none"
+            only = f", only {', '.join(sorted(used))}" if used else ""
             advice = "; add fsdp=FsdpPlan()" if name == "dp_shard" and plan.fsdp is None else ""
-            yield f"the plan does not use mesh dim {name!r} (size {context.size(name)}); it uses {used_dims}{advice}"
+            yield f"the plan does not use mesh dim {name!r} (size {context.size(name)}){only}{advice}"
 
 
 def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
@@ -553,7 +553,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     tensors = dict(tensors_of(batch.tree))
     for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
         if size > 1 and length % chunks:
-            unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other length"
+            unbalanced = "" if length % size else ", or load_balance=False, because torch balances no other length"
             works = f"use a multiple of {chunks}{unbalanced}" if length > 1 else "leave cp out for one token"
             yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
 

@@ -488,7 +488,7 @@ class UserStep(TrainingStep):
     def _require_backward(self) -> None:
         if not self._watch.has_backward:
             raise UserError(
-                f"step ({self._place}) runs no backward; call loss.backward() in it, or use Scenario(inference=True)"
+                f"step ({self._place}) runs no backward; call loss.backward() in step, or use Scenario(inference=True)"
             )
 
     def _call(self, end: Callable[[str], None]) -> Any:

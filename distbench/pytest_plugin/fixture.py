@@ -256,7 +256,7 @@ class MeasuredCase:
             UserError: the other case is this case, or is of another launch, so that the cases did not alternate.
         """
         if self.run_file != other.run_file:
-            problem = f"{self.id} and {other.id} are of different launches"
+            problem = f"{self.id} and {other.id} belong to different launches"
             raise UserError(f"{problem}; compare cases of the same distbench.sweep(...)")
         if self.id == other.id:
             raise UserError(f"{self.id} is compared with itself; give another case of the sweep")

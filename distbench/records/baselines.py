@@ -182,7 +182,7 @@ def load_baseline(path: Path) -> Baseline:
     record: Any = read_json(path, "baseline")
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
     if type(version) is not int:
-        raise UserError(f"{path} is not a baseline; write one with distbench baseline save")
+        raise UserError(f"{path} is not a baseline; write a baseline with distbench baseline save")
     if version < FORMAT_VERSION:
         raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {SAVE_AGAIN}")
     return document(record, Baseline, f"baseline {path}", FORMAT)

@@ -240,7 +240,7 @@ def _parquet_rows(path: Path, file: BinaryIO) -> Table:
         table = parquet.ParquetFile(file)
         names = list(table.schema_arrow.names)
     except (ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as Parquet; write it again") from error
+        raise UserError(f"{path} cannot be read as Parquet; write the file again") from error
 
     def rows() -> Iterator[Sequence[Any]]:
         for batch in table.iter_batches():
@@ -261,7 +261,7 @@ def _read_table(rows_of: Callable[[Path, BinaryIO], Table]) -> Callable[..., dic
                 raise UserError(f"{path} is empty; write a header, and one row per number")
             return _grouped(path, names, rows, columns, units, warnings)
         except csv.Error as error:
-            raise UserError(f"{path} cannot be read as CSV ({error}); write it again") from error
+            raise UserError(f"{path} cannot be read as CSV ({error}); write the file again") from error
 
     return read
 
@@ -313,14 +313,14 @@ def _grouped(
             reading.add(case_id, measure.stored(row[value]))
         except ValueError as error:
             where = f"{columns.value!r} in line {line} of {path}"
-            raise UserError(f"{where} {error}; correct the number, or leave its launch out") from error
+            raise UserError(f"{where} {error}; correct the number, or leave the launch out") from error
         if pair is not None and str(row[pair]) != reading.pair:
             both = f"{reading.pair!r} and {row[pair]!r} in column {columns.pair!r}"
             raise UserError(f"launch {name!r} of {path} has {both}; a launch is in one pair")
     if repeated := num_rows - len(seen):
         warnings.append(
-            f"{path}: {count_text(repeated, 'row')} equal to an earlier row in every column, and each counts as a "
-            f"sample. Remove copies"
+            f"{path} has {count_text(repeated, 'copy', 'copies')} of an earlier row, and each copy counts as a sample. "
+            "Remove copies"
         )
     return readings
 
@@ -459,13 +459,15 @@ def _objects(path: Path, file: BinaryIO, is_single: bool = False) -> list[Record
         return [json.loads(text)]
     except (ValueError, RecursionError) as error:
         if is_single:
-            raise UserError(f"{path} is not valid JSON; write it again") from error
+            raise UserError(f"{path} is not valid JSON; write the file again") from error
     return [record for number, line in enumerate(text.splitlines(), 1) if (record := _object(path, number, line))]
 
 
 def _unlike(path: Path, tool: str, option: str, error: Exception) -> UserError:
     why = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else f"a value {error}"
-    return UserError(f"{path} is not as {tool} writes it ({why}); write it with {option}, or leave this launch out")
+    return UserError(
+        f"{path} does not have the format of {tool} ({why}); write the file with {option}, or leave this launch out"
+    )
 
 
 READERS: dict[str, Callable[..., dict[str, _Reading]]] = {

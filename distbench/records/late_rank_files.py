@@ -82,13 +82,16 @@ def read_arrivals(paths: Iterable[Path]) -> list[CollectiveTimes]:
             continue
         rank = _RANK.search(file.name.removesuffix(file.suffix) if not _RANK.search(file.name) else file.name)
         if rank is None:
-            raise UserError(f"{file} is a dump of Flight Recorder, but its name does not end with the rank; rename it")
+            raise UserError(
+                f"{file} is a dump of Flight Recorder, but its name does not end with the rank; rename the file"
+            )
         if (number := int(rank[1])) in dumps:
             raise UserError(f"{file} and {dumps[number][0]} are both files of rank {number}; give one file per rank")
         dumps[number] = (file, content)
     if dumps and inspected:
         raise UserError(
-            f"{inspected[0][0]} is of NCCL Inspector, but others are of Flight Recorder; give files of one tool"
+            f"{inspected[0][0]} is a file of NCCL Inspector, but others are files of Flight Recorder; "
+            "give files of one tool"
         )
     groups = _of_flight_recorder(dumps) if dumps else _of_inspector(inspected)
     return [group for group in groups if group.num_ranks > 1]
@@ -136,7 +139,7 @@ def _of_flight_recorder(dumps: Mapping[int, tuple[Path, dict[str, Any]]]) -> lis
             for entry in dump["entries"]:
                 _add_entry(groups, rank, entry)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise _unknown(file, f"an entry lacks or has a wrong value ({error!r})") from error
+            raise _unknown(file, f"a value of an entry is missing or wrong ({error!r})") from error
     for group in groups.values():
         group.members = sorted(group.ranks)
         group.num_ranks = max(group.num_ranks, len(group.members))
@@ -185,7 +188,7 @@ def _of_inspector(files: Sequence[tuple[Path, list[Any]]]) -> list[CollectiveTim
                     key = (str(perf["coll"]), int(perf["coll_sn"]))
                     group.waited_s[key].setdefault(process, _seconds(perf["coll_exec_time_us"], 1e-6))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _unknown(file, f"a line lacks or has a wrong value ({error!r})") from error
+            raise _unknown(file, f"a value of a line is missing or wrong ({error!r})") from error
     processes = {process for _, process in places}
     whole = next((name for name, size in sizes.items() if size == len(processes)), None)
     for name, group in groups.items():

@@ -67,7 +67,7 @@ def read_nccl_tests(path: Path) -> Run:
         raise UserError(f"{problem}; use a version of nccl-tests that writes file version 2") from error
     by_id = {case["case"]["id"]: case for case in reversed(cases)}
     left_out = len(cases) - len(by_id)
-    twice = f"{path.name}: left out {left_out} results with the size and placement of an earlier result"
+    twice = f"{path.name}: left out: {left_out} results with the size and placement of an earlier result"
     return Run(path, header, list(reversed(by_id.values())), footer, [twice] if left_out else [])
 
 

@@ -155,7 +155,7 @@ def _files_of(name: str, heads: Sequence[tuple[Path, Header]], results: Path) ->
 
 def _labels_text(heads: Iterable[tuple[Path, Header]]) -> str:
     labels = ", ".join(map(repr, sorted({about.label for _, about in heads if about.label})))
-    return f"available labels: {labels}" if labels else "no run has a label; set one with `run --label`"
+    return f"available labels: {labels}" if labels else "no run has a label; set a label with `run --label`"
 
 
 def is_scenario_name(given: Path) -> bool:

@@ -214,7 +214,7 @@ def _database(path: str, progress: Callable[[str], None]) -> sqlite3.Connection:
         [[state]] = database.execute("PRAGMA quick_check(1)")
         if version == VERSION and state == "ok":
             return database
-        why = "is damaged" if state != "ok" else "is of another version of distbench"
+        why = "is damaged" if state != "ok" else "has the format of another version of distbench"
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorname not in ("SQLITE_NOTADB", "SQLITE_CORRUPT"):
             raise

@@ -44,12 +44,12 @@ def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torc
             (a DTensor has `to_local()`).
     """
     if not isinstance(plan, Plan):
-        raise UserError(f"plan is a {type(plan).__name__}; make one with distbench.redistribute.plan")
+        raise UserError(f"plan is a {type(plan).__name__}; make a plan with distbench.redistribute.plan")
     if plan.mesh is None:
         raise UserError("the plan was made for sizes of a mesh; give distbench.redistribute.plan a DeviceMesh")
     if torch.compiler.is_compiling():
         if async_op:
-            raise UserError("async_op does not work in compiled code; leave it out")
+            raise UserError("async_op does not work in compiled code; leave async_op out")
         return torch.ops.distbench.redistribute(local, plan.key)  # type: ignore[no-any-return]
     pending = Pending(local, plan)
     return pending if async_op else pending.wait()

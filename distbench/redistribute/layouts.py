@@ -112,7 +112,7 @@ def _of_spmd_types(
     for tensor_dim, entry in enumerate(spec or ()):
         for axis in entry if isinstance(entry, tuple) else () if entry is None else (entry,):
             if tensor_dim >= tensor_ndim:
-                raise ValueError(f"{spec!r} has more entries than the tensor has dims ({tensor_ndim})")
+                raise ValueError(f"{spec!r} has more entries than tensor dims ({tensor_ndim})")
             mesh_dim = _mesh_dim(axis, names, mesh)
             if any(mesh_dim in order for order in orders):
                 raise ValueError(f"{spec!r} shards two tensor dims over {names[mesh_dim]}")
@@ -125,7 +125,7 @@ def _of_spmd_types(
         elif mesh_dim in sharded and kind in "VR":
             continue
         elif kind == "V":
-            raise ValueError(f"type V over {name} does not name a tensor dim; write S(tensor dim) or a PartitionSpec")
+            raise ValueError(f"type V over {name} has no tensor dim; write S(tensor dim) or a PartitionSpec")
         elif kind == "P":
             partials.append((mesh_dim, "sum"))
         elif kind == "R":

@@ -48,7 +48,9 @@ def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None)
         if name not in (*PLANNERS, *plugin_names("planners")):
             raise UserError(f"planner {name!r} is unknown; use {', '.join((*PLANNERS, *plugin_names('planners')))}")
         if name == "calibrated" and profile is None:
-            raise UserError("planner calibrated needs a profile; write one with distbench calibrate and pass --profile")
+            raise UserError(
+                "planner calibrated needs a profile; write a profile with distbench calibrate and pass --profile"
+            )
 
 
 class Switch:

@@ -121,7 +121,7 @@ def _min_cost_line(study: Study) -> str:
         return ""
     changed = study.differences.get(("min_cost", "greedy", "", ""))
     if not changed or not changed.num_differing:
-        return "min_cost plans the same path as greedy on every pair here."
+        return "min_cost plans the same path as greedy on every pair of this run."
     open_calls = compared.num_differing - compared.num_faster - compared.num_slower
     paid = (
         f"On these pairs min_cost is faster in {compared.num_faster}, slower in {compared.num_slower} and within "
@@ -181,7 +181,7 @@ def code_blocks(study: Study) -> list[Block]:
         why = "direct, instead of tensor.redistribute(...), if no placement is Partial"
         advice["direct"] = f"{why}: {_times_greedy(by_hand)}."
     if not everywhere and calibrated:
-        why = f"calibrated takes {_times_greedy(calibrated)} here, which is not a gain beyond noise. To try calibrated:"
+        why = f"calibrated takes {_times_greedy(calibrated)}, which is not a gain beyond noise. To try calibrated:"
         advice["calibrated" + native] = why
     blocks = [block for planner, text in advice.items() for block in (Lines((text,)), Code(code_for(planner, profile)))]
     nothing = Lines(("No change is needed, because greedy is torch's default.",))
@@ -378,10 +378,10 @@ def _outcomes(study: Study) -> Table:
 
 def _failures(study: Study) -> Table:
     rows = [_failure_row(failure) for failure in study.failures]
-    columns = ("<status", "<planner", "cases", "<in common", "<smallest of them", "<ours on the same")
+    columns = ("<status", "<planner", "cases", "<in common", "<smallest of them", "<distbench on the same")
     title = f"Wrong or broken, by cause: {count_text(sum(failure.num_cases for failure in study.failures), 'case')}"
     notes = ["a stand-alone script per cause: distbench report --reproducers DIR"]
-    breaks, optional = frozenset(range(1, len(rows))), ("ours on the same",)
+    breaks, optional = frozenset(range(1, len(rows))), ("distbench on the same",)
     return capped(Table(title, columns, rows, notes, breaks, optional, "smallest of them"), MAX_FAILURES)
 
 

@@ -264,7 +264,7 @@ def _warnings_of(run: Run) -> Iterator[str]:
         if on_each > facts.num_cpus:
             less = " (less under SCHED_BATCH, as here)" if facts.scheduler == "batch" else ""
             shared = f"{on_each:g} ranks on {count_text(facts.num_cpus, 'CPU')}"
-            yield f"warning: {shared} wait for a CPU{less}. Compare variants, do not quote times"
+            yield f"warning: {shared} wait for a CPU{less}. Compare variants; do not quote times"
     yield from (f"warning: {sentence}" for sentence in facts.cautions or ())
     if known(repeats) and repeats > 1:
         yield f"note: {run.scenario} is pipelined, so a sample is the mean of {repeats} iterations back to back"

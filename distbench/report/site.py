@@ -220,9 +220,11 @@ def require_own(folder: Path) -> None:
         if name == MARKER and digests:
             continue
         if name not in digests:
-            raise UserError(f"{path} was not written by distbench site; move it away, or give another --output-dir")
+            raise UserError(f"{path} was not written by distbench site; move this file, or give another --output-dir")
         if path.is_symlink() or _digest(path) != digests[name]:
-            raise UserError(f"{path} was changed since distbench site wrote it; move it away, or give another folder")
+            raise UserError(
+                f"{path} was changed after distbench site wrote this file; move the file, or give another folder"
+            )
 
 
 def _digest(path: Path) -> str:
@@ -497,7 +499,11 @@ def _index_blocks(site: Site) -> Iterator[PageBlock]:
     yield _trends("Changed cases", plots, launches, keys=[group.keys for group in groups])
     if changed:
         rows = [(clean(case.series.case_id), *_change_cells(case), group.name) for group, case in changed[:MAX_CHANGED]]
-        left_out = [f"{len(changed) - MAX_CHANGED:,} more on the pages below"] if len(changed) > MAX_CHANGED else []
+        left_out = (
+            [f"{len(changed) - MAX_CHANGED:,} more changed cases are on the pages below"]
+            if len(changed) > MAX_CHANGED
+            else []
+        )
         yield Table("Changed cases, regressions first", CHANGED_COLUMNS, rows, left_out)
     yield Heading("Pages")
     yield Table("Cases and launches by scenario and machine", GROUP_COLUMNS, [_group_cells(group) for group in groups])

@@ -415,7 +415,7 @@ def _forward_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     check_notes = [
         "KV cache: bytes of stored keys and values on the rank with the most, included in peak memory",
         *_about_memory(rows),
-        "errors are of the logits, relative to the largest logit on one device",
+        "error: largest difference of a logit, relative to the largest logit on one device",
     ]
     least_of_checks = ("stopped by", "reserved", "at", "predicted")
     checks = table_of(CHECKS_TITLE, FORWARD_CHECKS, rows, check_notes, (), least_of_checks, ("reserved",))
@@ -424,7 +424,7 @@ def _forward_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
 
 def _about_percentiles(rows: list[Row]) -> list[str]:
     notes = [
-        "a sample is one forward pass on its slowest rank; percentiles are of all samples (number of slower samples "
+        "a sample is one forward pass on its slowest rank; percentiles cover all samples (number of slower samples "
         "in brackets)"
     ]
     if any(row["pipelined"] != 1 for row in rows):
@@ -546,7 +546,10 @@ def _simulated_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     rows = _simulated_rows(reported.run)
     if not rows:
         return []
-    notes = [f"{SIMULATED}, not measured: {_where(reported.run)}; shares are of the step", *_assumed(reported.run)]
+    notes = [
+        f"{SIMULATED}, not measured: {_where(reported.run)}; percentages are shares of the step",
+        *_assumed(reported.run),
+    ]
     if any(map(_is_tight, rows)):
         notes.insert(1, "(tight): fits only because the allocator frees its cache; the time to free is not counted")
     title, optional = f"{SIMULATED} step time and memory", ("alive", "idle", "per device", "MFU")
@@ -556,7 +559,7 @@ def _simulated_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     if not alive:
         return [times]
     largest = [(kind, owner or "-", units.size_text(num_bytes)) for kind, owner, num_bytes in alive[:MAX_ALIVE]]
-    more = [f"{len(alive) - MAX_ALIVE} more in the run file"] if len(alive) > MAX_ALIVE else []
+    more = [f"{len(alive) - MAX_ALIVE} more rows are in the run file"] if len(alive) > MAX_ALIVE else []
     of = fullest.get("variant") or fullest.get("scenario") or "the step"
     return [times, Table(f"{SIMULATED}: live memory at the peak of {of}", ("<what", "<owner", "bytes"), largest, more)]
 

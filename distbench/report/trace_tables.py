@@ -176,7 +176,7 @@ def _owners_table(trace: Trace) -> Table:
     title = f"the {len(rows)} most expensive of {len(owners)} owners" if len(owners) > len(rows) else "by owner"
     owned = trace.rows["owner_known"].astype(bool)
     collectives = count_text(len(owned), "collective")
-    notes = [f"owner known for {int(owned.sum())} of {collectives} ({percent_text(owned.mean())})"]
+    notes = [f"the owner is known for {int(owned.sum())} of {collectives} ({percent_text(owned.mean())})"]
     if not owned.all():
         notes.append(f"{UNKNOWN_OWNER}: no running module was recorded")
     optional = ("straggler", "payload", "of step", "count")
@@ -230,7 +230,7 @@ def _method_lines(trace: Trace) -> list[str]:
     ratios = [with_trace / without for without, with_trace in zip(bare, traced, strict=False) if without]
     if ratios:
         sentence += f" (median of {len(ratios)} interleaved rounds, {min(ratios):.2f} to {max(ratios):.2f})"
-    return [f"{sentence}. Times of cases are of untraced steps"]
+    return [f"{sentence}. Times of cases come from untraced steps"]
 
 
 def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
@@ -540,7 +540,7 @@ SIDES: TableColumns = tuple(
 def _path_changes_table(trace_a: Trace, trace_b: Trace) -> Table:
     rows = records_of(difference(trace_a, trace_b))
     kinds = {"simulated" if trace.is_simulated else "traced" for trace in (trace_a, trace_b)}
-    notes = [f"times are of {' and '.join(sorted(kinds))} steps, median over steps, mean over ranks"]
+    notes = [f"times: {' and '.join(sorted(kinds))} steps, median over steps, mean over ranks"]
     if kinds != {"simulated"} and (change := step_change(trace_a, trace_b)):
         time_a, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
         of = "predicted if simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"

@@ -107,7 +107,9 @@ def read_round(file: Path, code: str) -> tuple[Path, list[str]] | None:
     """
     if not file.is_file():
         return None
-    record = read_record(file, RoundFile, Format("round file", "delete it, then --reuse measures the round again"))
+    record = read_record(
+        file, RoundFile, Format("round file", "delete this file, then --reuse measures the round again")
+    )
     return (Path(record.run_file), record.labels) if record.code == code else None
 
 

@@ -155,7 +155,9 @@ def _step_of(row: Published) -> _Step:
     texts = (*row.choice_texts, "plan.loss=chunked") if row.loss == "chunked" else row.choice_texts
     variants = variants_of(entry, parse_choices(texts, entry.params), False)
     if len(variants) != 1:
-        raise UserError(f"choices {row.choices!r} name {len(variants)} variants of {row.scenario}; choose one")
+        raise UserError(
+            f"choices {row.choices!r} select {len(variants)} variants of {row.scenario}; choose one variant"
+        )
     return _Step(row, entry, {**variants[0], MESH: brief_mesh(mesh)}, mesh)
 
 

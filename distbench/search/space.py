@@ -273,7 +273,7 @@ class Setup:
                 return candidate
         names = dict.fromkeys([*self.entry.mesh, *space.mesh_dims])
         if strange := [name for name in sizes if name not in names]:
-            raise UserError(f"the plan does not use mesh dim {strange[0]!r} of --mesh; it uses {', '.join(names)}")
+            raise UserError(f"the plan does not use mesh dim {strange[0]!r} of --mesh; use {', '.join(names)}")
         problem = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
         raise UserError(f"{problem}; give another --mesh, or a batch with --set")
 
@@ -297,7 +297,7 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     """
     entries = find(target)
     if len(entries) > 1:
-        raise UserError(f"{target} is a file of {len(entries)} scenarios; choose one with FILE::NAME")
+        raise UserError(f"{target} is a file of {len(entries)} scenarios; choose a scenario with FILE::NAME")
     (entry,) = entries
     declared = entry.quick_mesh if quick and entry.quick_mesh else entry.mesh
     size = world if world is not None else mesh_size(mesh or declared)

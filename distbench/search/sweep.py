@@ -72,10 +72,14 @@ class AskedSweep:
         memory = None if given["memory"] is None else amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
         mesh = None if given["mesh"] is None else parse_mesh(given["mesh"])
         if mesh and not given["around_my_plan"]:
-            raise UserError("a sweep tries all meshes, so --mesh needs --around-my-plan; add it, or give --world N")
+            raise UserError(
+                "a sweep tries all meshes, so --mesh needs --around-my-plan; add this option, or give --world N"
+            )
         hardware = None if given["hardware"] is None else load_hardware(given["hardware"])
         if memory and hardware is None:
-            raise UserError("--memory needs --hardware, because measured plans fit anyway; add --hardware")
+            raise UserError(
+                "--memory needs --hardware, because a plan that does not fit is not measured; add --hardware"
+            )
         headroom = (
             None if given["headroom"] is None else amount(given["headroom"], "--headroom", BYTES, "GB", MOST_BYTES)
         )

@@ -464,7 +464,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
     notes = [f"every plan has the same global batch per step ({amount}), so step times rank the plans"]
     if hardware is None:
         if state.interrupted:
-            notes.insert(0, "warning: the sweep was interrupted; --reuse continues it")
+            notes.insert(0, "warning: the sweep was interrupted; --reuse continues the sweep")
         elif not state.final:
             unchecked = (
                 "warning: the recommended plan is unchecked, because no plan of the last round, which checks results, "
@@ -496,7 +496,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
     if state.predictions:
         notes += state.ranked_predictions[0].assumed
     if state.final and state.interrupted and hardware is not None:
-        notes.append("warning: the sweep was interrupted while measuring; --reuse continues it")
+        notes.append("warning: the sweep was interrupted while measuring; --reuse continues the sweep")
     notes += [f"run file of a round: {file}" for file in state.run_files]
     if state.num_reused is not None:
         notes.append(f"rounds reused by --reuse: {state.num_reused}")

@@ -59,7 +59,7 @@ def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
         most = MAX_ANNOTATIONS if len(messages) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
         lines += [annotation(level, title, message) for title, message in messages[:most]]
         if len(messages) > most:
-            lines.append(annotation(level, TOOL, f"{len(messages) - most} more in the job's summary"))
+            lines.append(annotation(level, TOOL, f"{len(messages) - most} more messages are in the job's summary"))
     return lines
 
 

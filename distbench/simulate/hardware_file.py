@@ -88,7 +88,7 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     ),
     "attention_full_flops": ("attention_flops", lambda known: known["attention_flops"]),
     "attention_backward_full_flops": ("attention_backward_flops", lambda known: known["attention_backward_flops"]),
-    "attention_half_length": ("0: as fast at all lengths", lambda _: 0.0),
+    "attention_half_length": ("0: equally fast at all lengths", lambda _: 0.0),
     "peer_bytes_per_s": ("node_bytes_per_s", lambda known: known["node_bytes_per_s"]),
     "ring_bytes_per_s": ("peer_bytes_per_s", lambda known: known["peer_bytes_per_s"]),
     "copy_bytes_per_s": ("25 GB/s: nvbandwidth on A100 over PCIe 4, NVIDIA/nvbandwidth issue 42", lambda _: 25e9),

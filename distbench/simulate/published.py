@@ -71,7 +71,7 @@ class Published(Struct, frozen=True):
         """Check the texts with parts."""
         if not self.not_simulated:
             if missing := next((name for name in ("scenario", "mesh", "hardware") if not getattr(self, name)), None):
-                raise ValueError(f"{missing} is missing; give it, or the reason in not_simulated")
+                raise ValueError(f"{missing} is missing; give {missing}, or the reason in not_simulated")
             self.sizes, self.choice_texts, self.figures  # noqa: B018 - raise their errors
 
     @property
@@ -161,7 +161,7 @@ def _rows(file: Path) -> Iterator[Published | UserError]:
     for count, cells in enumerate(reader, start=1):
         where = f"--against {file}, row {count}"
         if count > MAX_ROWS:
-            yield UserError(f"{where}: a file has at most {MAX_ROWS:,} rows; give the others in another file")
+            yield UserError(f"{where}: a file has at most {MAX_ROWS:,} rows; give further rows in another file")
             return
         if None in cells:
             yield UserError(f"{where} has more cells than the header; give one cell per field of the header")
@@ -176,7 +176,7 @@ def _rows(file: Path) -> Iterator[Published | UserError]:
             for name in REQUIRED:
                 if name not in record:
                     raise ValueError(
-                        f"{name} is missing; give it in the row, or for all rows in a line # {name}: VALUE"
+                        f"{name} is missing; give {name} in the row, or for all rows in a line # {name}: VALUE"
                     )
             for name in ("tokens_per_s", "reserved_gib"):
                 if name in record:

@@ -130,7 +130,7 @@ def recorded(
                 if unused := sorted({*(assume or {})} - values.used):
                     raise UserError(
                         f"--assume {unused[0]!r} matches no module that chooses, masks or reads values that depend on "
-                        "parameters; correct the pattern, or leave it out"
+                        "parameters; correct the pattern, or leave --assume out"
                     )
         finally:
             with shapes.on():

@@ -322,7 +322,7 @@ def load_recordings(path: Path) -> list[Recording]:
     return [Recording(head, events) for _, head, _, events in ranks]
 
 
-_NO_RECORDING = "is not a recording; write one with distbench simulate SCENARIO --save FILE"
+_NO_RECORDING = "is not a recording; write a recording with distbench simulate SCENARIO --save FILE"
 
 
 def _head(record: dict[str, Any], path: Path) -> Head:

@@ -28,12 +28,12 @@ IN_PIPELINES = (
 )
 OFFLOADED = (
     "copies between host and device run at copy_bytes_per_s, one at a time per direction, next to kernels and "
-    "collectives; operators on the host run one after another at host_bytes_per_s; the host's memory is not counted"
+    "collectives; operators on the host run one after another at host_bytes_per_s, and host memory is not counted"
 )
 NOT_ON_HOST = (
     "the host runs operators and collectives sequentially, with times that were measured while all ranks ran them",
     NOT_SIMULATED[0],
-    "memory is by the rules of an accelerator's allocator, while a CPU's allocator has other rules",
+    "memory follows the rules of an accelerator's allocator, while a CPU's allocator has other rules",
 )
 
 

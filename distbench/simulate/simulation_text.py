@@ -121,7 +121,7 @@ def _setting(simulation: Simulation, full: Simulation, ranks: Sequence[Simulatio
         )
     elif len(ranks) > 1 or head.rank:
         listed = ", ".join(f"{of_rank.recording.head.rank:,}" for of_rank in ranks)
-        sentences.append(f"simulated ranks {listed}: {head.rank:,} is the slowest, {full_rank} needs most memory")
+        sentences.append(f"simulated ranks {listed}: {head.rank:,} is the slowest, and {full_rank} needs most memory")
     return tuple(sentences)
 
 

@@ -18,8 +18,8 @@ UNIFORM = "uniform"
 WORKLOADS = {
     "W0": "balanced",
     "W1": "a hot set of experts",
-    "W2": "the same heat on one rank",
-    "W3": "the same heat, spread over ranks",
+    "W2": "a hot set of experts on one rank",
+    "W3": "a hot set of experts, spread over ranks",
     "W4": "ranks with different numbers of tokens",
     "W5": "experts without tokens",
     "W6": "a hot set that moves every 3 steps",
@@ -127,7 +127,7 @@ def load_of_module(load: str, num_experts: int, top_k: int, module: str) -> list
         raise UserError(f"load {load} is for exchanges only, because {cause}; use scenario expert_exchange")
     steps, modules = load_of(load, num_experts, top_k)
     if modules and module not in modules:
-        raise UserError(f"load file {load} has no module {module!r}; it has {', '.join(modules)}")
+        raise UserError(f"load file {load} has no module {module!r}, only {', '.join(modules)}")
     return steps[modules.index(module) if modules else 0]
 
 
@@ -186,7 +186,8 @@ def traffic_of(load: str, num_ranks: int, num_experts: int, top_k: int, num_toke
     """
     if num_experts % num_ranks:
         raise UserError(
-            f"{num_experts} experts cannot be split over {num_ranks} ranks; set num_experts to a multiple of them"
+            f"{num_experts} experts cannot be split over {num_ranks} ranks; set num_experts to a multiple of "
+            f"{num_ranks}"
         )
     if num_tokens < 1:
         raise UserError(f"num_tokens={num_tokens} is not valid; give a number of tokens per rank, 1 or more")
@@ -230,7 +231,7 @@ def matrix_of(given: Any, num_ranks: int) -> Matrix:
         columns = " or ".join(map(str, lengths)) or "no"
         raise UserError(f"{name} is not square: it has {len(given)} rows of {columns} numbers; give {size}")
     if len(given) != num_ranks:
-        raise UserError(f"{name} is of {len(given)} ranks, but the group has {num_ranks}; give {size}")
+        raise UserError(f"{name} has {len(given)} ranks, but the group has {num_ranks}; give {size}")
     for sender, row in enumerate(given):
         for receiver, entry in enumerate(row):
             if type(entry) is not int or entry < 0:

@@ -295,7 +295,7 @@ class Scenario(Declared):
             raise TypeError("Scenario has both call and loss; call also computes the loss, so leave one of them out")
         if self.plan.loss is not None and self.loss is None:
             raise TypeError(
-                f"ParallelPlan.loss={self.plan.loss!r} needs Scenario.loss, a function; give it, or leave "
+                f"ParallelPlan.loss={self.plan.loss!r} needs Scenario.loss; give this function, or leave "
                 "ParallelPlan.loss out"
             )
         if self.optimizer is not None and self.make_optimizers is not None:

@@ -83,5 +83,5 @@ def share_of(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < (100 if is_percent else 1):
-        raise UserError(f"--tolerance {text!r} is not a share; write it as 5% or 0.05 (150% for one and a half)")
+        raise UserError(f"--tolerance {text!r} is not a share; write 5% or 0.05 (150% for one and a half)")
     return value

@@ -299,11 +299,11 @@ def lacks(feature: str) -> str | None:
 
 
 def needs_newer(feature: str) -> str | None:
-    """Return "needs torch X or newer, this is Y" if this torch is too old for a feature, else None."""
+    """Return "needs torch X or newer, but this is Y" if this torch is too old for a feature, else None."""
     lowest = LOWEST.get(feature, (0, 0))
     if release(torch.__version__) >= lowest:
         return None
-    return f"needs torch {lowest[0]}.{lowest[1]} or newer, this is {torch.__version__}"
+    return f"needs torch {lowest[0]}.{lowest[1]} or newer, but this is {torch.__version__}"
 
 
 @contextlib.contextmanager
@@ -364,7 +364,9 @@ def bind_to_numa_node(local_rank: int, mode: str) -> None:
 
     modes = [affinity_mode.value for affinity_mode in binding.AffinityMode]
     if mode not in modes:
-        raise UserError(f"{NUMA_BINDING}={mode} is not a valid binding of ranks; use {', '.join(modes)}, or unset it")
+        raise UserError(
+            f"{NUMA_BINDING}={mode} is not a valid binding of ranks; use {', '.join(modes)}, or unset the variable"
+        )
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
     bind = getattr(binding, BIND)
     index = next(name for name in ("device_index", "gpu_index") if name in inspect.signature(bind).parameters)

@@ -31,7 +31,7 @@ from distbench.worker.pass_schedule import REOPEN_EVERY, STRETCH, CaseProgress, 
 BYTES_PER_PARAMETER_BYTE = 4
 RUN_BY_USERS = ("step", "call")  # kinds of cases whose collectives the user's own code issues
 OUT_OF_STEP = (
-    "ranks are out of step, because they have issued different collectives; look for collectives that "
+    "ranks have issued different collectives; look for collectives that "
     "depend on the rank, or on state of earlier calls"
 )
 SMALL_BYTES = 1 << 28  # a group with at most this size remains open without a check of free memory

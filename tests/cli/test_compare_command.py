@@ -119,7 +119,7 @@ def test_what_differs_is_listed_and_what_stands_on_one_side_says_so(tmp_path: Pa
     sides = write(tmp_path / "a.jsonl", first), write(tmp_path / "b.jsonl", second)
     text = flat(run(*sides, "-v"))
     assert "differs: collectives: torch: 2.13.0 in the baseline, 2.12.0 in the candidate" in text
-    assert "differs: foreign load differed: 10 % of the CPUs in the baseline, 100 % in the candidate" in text
+    assert "differs: other processes used 10 % of the CPUs in the baseline, 100 % in the candidate" in text
     found = frame(*sides)["verdict"]
     assert found[OTHER] == "only in A" and found["new"] == "only in B" and found[CASE] == "not told"
 

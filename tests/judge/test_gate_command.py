@@ -140,7 +140,7 @@ def test_the_sides_are_two_paths_or_told_apart_by_vs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--tolerance", "5"], "write it as 5% or 0.05"),
+        (["--tolerance", "5"], "write 5% or 0.05"),
         (["--allow-different", "machin"], "nearest: machine"),
         (["--write", "html=x"], "is not FORMAT=FILE"),
         (["--write", "junit=/nowhere/x.xml"], "cannot be written"),

@@ -364,7 +364,7 @@ def test_tolerances_are_fractions_or_percent(text: str, share: float) -> None:
 
 @pytest.mark.parametrize("text", ["5", "-1%", "five", "", "nan"])
 def test_a_tolerance_that_could_mean_either_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="write it as 5% or"):
+    with pytest.raises(UserError, match="write 5% or"):
         share_of(text)
 
 

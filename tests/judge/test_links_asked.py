@@ -34,7 +34,11 @@ def typed(case: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("scenario", "earlier", "said"),
     [
-        ("links", made_up, "--against: the earlier run has 8 ranks, this run has 4; give a run with the same ranks"),
+        (
+            "links",
+            made_up,
+            "--against: the earlier run has 8 ranks, but this run has 4; give a run with the same ranks",
+        ),
         ("tp_mlp", made_up, "which is not among the given scenarios; add links to the scenarios"),
         ("links", None, "has no links; give a run file of scenario links"),
     ],
@@ -86,7 +90,7 @@ def test_an_earlier_run_of_other_hosts_is_said() -> None:
     now, then = made_up(1, {}), made_up(2, {}, [*["a"] * 4, *["c"] * 4])
     assert list(link_hosts_note(now, made_up(3, {}))) == []
     (note,) = link_hosts_note(now, then)
-    assert note.startswith("warning: the earlier run used hosts a, c, this run uses hosts a, b")
+    assert note.startswith("warning: the earlier run used hosts a, c, but this run uses hosts a, b")
     later, before = (
         replace(run, header={**run.header, "environment": {"device": "cuda", "nccl": nccl}})
         for run, nccl in ((now, "2.27.5"), (then, "2.21.5"))

@@ -183,7 +183,7 @@ def test_why_a_job_waits_is_said_once_with_when_it_begins(monkeypatch: pytest.Mo
     over = (0, "JobId=3 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53", "")
     code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, waits, gone, gone, over])
     assert code == 1 and len(said) == 4
-    assert said[1] == "Slurm job 3 waits: Resources; Slurm expects to start it at 2026-01-01T10:00:00"
+    assert said[1] == "Slurm job 3 waits: Resources; Slurm expects to start the job at 2026-01-01T10:00:00"
     assert said[2].startswith("Slurm does not respond (slurm_load_jobs error: Unable to contact slurm controller)")
     assert "give a --results folder that this host and all nodes share" in said[3]
 

@@ -171,7 +171,7 @@ def test_a_planner_that_only_ranks_can_try_has_its_row(monkeypatch: pytest.Monke
 def test_a_path_with_an_unknown_step_is_shown_but_not_priced() -> None:
     setting = setting_of("16,16", "f32", "2x4")
     advice = advice_of(setting, "S(0)S(0)", "RS(1)", answers("S(0)S(0)->RS(1)"))
-    assert advice.missing["greedy"].startswith("uses S(0)S(0)->RS(1), which is not priced here")
+    assert advice.missing["greedy"].startswith("uses S(0)S(0)->RS(1), which has no price")
 
 
 def test_equal_plans_go_to_the_simplest_and_close_ones_come_with_a_doubt() -> None:

@@ -161,12 +161,12 @@ def test_groups_are_as_the_files_state_them(tmp_path: Path) -> None:
     [
         ("slow.json and a.json contradict each other: all_reduce in groups of 8 takes 2.00x as long in slow.json "
          "(median of 21 sizes)", [{"factor": 2.0}], {}),
-        ("dtype f32 fitted, bf16 left out; -k bf16 fits bf16", [{"dtype": "bfloat16"}], {}),
-        ("left out 2 results with the size and placement", [],
+        ("dtype f32 is fitted; left out: bf16; -k bf16 fits bf16", [{"dtype": "bfloat16"}], {}),
+        ("left out: 2 results with the size and placement", [],
          {"change": lambda data: data["results"].append(data["results"][0])}),
-        ("a.json: 1 result left out (the first: a time is not above 0 s", [],
+        ("a.json: left out: 1 result (the first: a time is not above 0 s", [],
          {"change": lambda data: data["results"][4]["out_of_place"].update(time="12.5")}),
-        ("gather left out; usable are all_gather", [{"change": lambda data: data.update(args=["gather_perf"])}], {}),
+        ("left out: gather; usable are all_gather", [{"change": lambda data: data.update(args=["gather_perf"])}], {}),
         ("tp of 6 does not divide a mesh of 8 ranks", [{"on_hosts": (6,)}], {}),
         ("tp of 8 lacks all_gather, all_to_all, reduce_scatter, which redistribute needs", [], {}),
         ("give --base NAME", [], {}),
@@ -192,11 +192,11 @@ def test_what_is_left_out_or_doubtful_is_stated(
              time=data["results"][9]["out_of_place"]["time"] / 1000)}),
         ("a.json has 8 ranks on one host, more than --devices-per-node 4", {"options": ("--devices-per-node", "4")}),
         ("has 9 ranks on one host, but h100 has 8 devices per node", {"on_hosts": (9,), "options": ("--base", "h100")}),
-        ("21 results of one rank, or of unknown ranks, left out", {"change": lambda data: data.update(config={})}),
+        ("left out: 21 results of one rank, or of unknown ranks", {"change": lambda data: data.update(config={})}),
         ("groups of 1 and 7 ranks", {"change": lambda data: data["config"]["devices"][0].update(group=1)}),
         ("size is 'lots', not a whole number", {"change": lambda data: data["results"][0].update(size="lots")}),
         ("is not a file of nccl-tests", {"change": lambda data: data.clear()}),
-        ("21 results left out (the first: 3 elements are wrong)",
+        ("left out: 21 results (the first: 3 elements are wrong)",
          {"change": lambda data: [row["out_of_place"].update(nwrong=3.0) for row in data["results"]]}),
         ("times do not increase with the size",
          {"change": lambda data: [row["out_of_place"].update(time=9.0, bus_bw=None) for row in data["results"]],
@@ -283,7 +283,7 @@ def test_steps_of_a_calibration_replace_collectives_alone(tmp_path: Path) -> Non
         reduce is not None and reduce.base_s == pytest.approx(1e-4) and "without DTensor's own time" in profile.source
     )
     other = run_file(tmp_path / "c.jsonl", alone, mesh, machine="other")
-    assert "the files are of 2 machines: m (a.jsonl) and other (c.jsonl)" in refusal(*files, other)
+    assert "the files come from 2 machines: m (a.jsonl) and other (c.jsonl)" in refusal(*files, other)
     broken = run_file(tmp_path / "d.jsonl", [{**alone[0], "group_size": None}], mesh)
     assert "has a collective without the fields of distbench" in refusal(broken)
 

@@ -68,7 +68,7 @@ def test_a_shard_to_partial_is_planned_by_all_or_says_which_torch_it_needs(cli: 
     done = cli("redistribute", "S(0)S(1)", "P(sum)S(1)", "--shape", "64,64", "--mesh", "2x4", "--format", "json")
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
         assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
-        assert f"needs torch 2.14 or newer, this is {torch.__version__}" in done.stderr
+        assert f"needs torch 2.14 or newer, but this is {torch.__version__}" in done.stderr
         return
     assert done.returncode == 0, done.stderr
     plans = json.loads(done.stdout)["plans"]

@@ -124,7 +124,7 @@ def test_a_scalar_parameter_is_named_with_what_to_do(context: RankContext) -> No
 
     (said,) = problems_of(context, build_model=Scaled)
     assert said.endswith(
-        "parameter scale is a scalar, which fully_shard does not accept; name it in FsdpPlan(whole=...)"
+        "parameter scale is a scalar, which fully_shard does not accept; add scale to FsdpPlan(whole=...)"
     )
     assert problems_of(context, build_model=Scaled, plan=ParallelPlan(fsdp=FsdpPlan(whole=("scale",)))) == []
 

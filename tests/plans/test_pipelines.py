@@ -143,12 +143,12 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
         "split returns str for stage 0; return an nn.Module",
     ),
     (ParallelPlan(pipeline=PipelinePlan("zbv"), microbatches=4), {}, "use FsdpPlan(reshard_after_forward=False), 1f1b"),
-    (ParallelPlan(pipeline=PipelinePlan("gpipe"), cp=CpPlan()), {}, "a pipeline cannot be combined with cp here"),
+    (ParallelPlan(pipeline=PipelinePlan("gpipe"), cp=CpPlan()), {}, "a pipeline cannot be combined with cp"),
     (ParallelPlan(pipeline=PipelinePlan("gpipe"), ddp=DdpPlan()), {}, "use FsdpPlan, whose gradients torch's stages"),
     (
         ParallelPlan(pipeline=PipelinePlan("gpipe", activation_shards={"tp": 1, "cp": 1})),
         {},
-        "activation_shards names mesh dim 'cp', but the mesh has pp, dp_shard",
+        "activation_shards has mesh dim 'cp', but the mesh has pp, dp_shard",
     ),
 ]
 

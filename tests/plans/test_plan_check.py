@@ -109,7 +109,7 @@ def test_everything_wrong_is_listed_at_once(context: RankContext) -> None:
 
 def test_a_mesh_dim_that_no_part_uses_is_named(context: RankContext) -> None:
     assert found(context, ParallelPlan(fsdp=FsdpPlan())) == [
-        "the plan does not use mesh dim 'tp' (size 4); it uses dp_shard"
+        "the plan does not use mesh dim 'tp' (size 4), only dp_shard"
     ]
 
 
@@ -269,7 +269,7 @@ def test_an_option_of_a_newer_torch_is_unsupported_in_one_sentence(
     mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("dp_replicate" if plan.ddp else "dp_shard",))
     here = replace(context, mesh=mesh)
     assert found(here, plan, batch=(8, 8)) == []
-    with torch.device("meta"), pytest.raises(Unsupported, match=rf"{name}: needs torch 2.15 or newer, this is"):
+    with torch.device("meta"), pytest.raises(Unsupported, match=rf"{name}: needs torch 2.15 or newer, but this is"):
         parallelize(Model(), plan, here)
 
 

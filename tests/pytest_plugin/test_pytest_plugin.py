@@ -305,7 +305,7 @@ def test_the_communication_page_runs_and_a_failed_count_prints_what_was_counted(
     try:
         pytester.makepyfile(example)
         missing = pytester.runpytest_inprocess(*PLUGINS)
-        missing.stdout.fnmatch_lines(["*model.signature does not exist; write it once*"])
+        missing.stdout.fnmatch_lines(["*model.signature does not exist; write the file once*"])
         dist.destroy_process_group()
         pytester.runpytest_inprocess(*PLUGINS, "--distbench-update").assert_outcomes(passed=1)
         assert (pytester.path / "model.signature").is_file()

@@ -124,10 +124,10 @@ class Evil:
         ("dump_0", pickle.dumps({"entries": [Evil()]}), "it refers to posix.mkdir"),
         ("dump_0", b"\x00\xff junk", "is not a file of Flight Recorder"),
         ("dump_0", b"", "is not a file of Flight Recorder"),
-        ("dump_0", b'{"entries": [1]}', "an entry lacks or has a wrong value"),
+        ("dump_0", b'{"entries": [1]}', "a value of an entry is missing or wrong"),
         ("dump_0", b'{"a": 1}', "it has no entries"),
-        ("dump", pickle.dumps({"entries": []}), "its name does not end with the rank; rename it"),
-        ("a.log", b'{"coll_perf": {"coll": "AllReduce"}}', "a line lacks or has a wrong value"),
+        ("dump", pickle.dumps({"entries": []}), "its name does not end with the rank; rename the file"),
+        ("a.log", b'{"coll_perf": {"coll": "AllReduce"}}', "a value of a line is missing or wrong"),
         ("a.log", b'{"coll_perf": ', "is not valid JSON"),
     ],
 )

@@ -306,7 +306,7 @@ def test_what_would_mix_numbers_is_refused(tmp_path: Path) -> None:
     assert launch.cases["x"].mean_s == pytest.approx(3e-3), "times in several units are the same times"
     warnings: list[str] = []
     sides = read(tmp_path / "ms.csv", TABLE), read(tmp_path / "gb.csv", TABLE, warnings)
-    assert warnings and "1 row equal to an earlier row in every column" in warnings[0]
+    assert warnings and "1 copy of an earlier row" in warnings[0]
     with pytest.raises(UserError, match="case 'x' is in s, and in GB in"):
         gate(*sides, Options())
 

@@ -38,9 +38,9 @@ def test_types_are_layouts_with_the_gradients_that_spmd_types_defines(given: Any
     ("given", "words"),
     [
         (spmd.PartitionSpec("pp"), "axis 'pp' is not a mesh dim; use dp, tp"),
-        (spmd.PartitionSpec(None, None, "tp"), "more entries than the tensor has dims"),
+        (spmd.PartitionSpec(None, None, "tp"), "more entries than tensor dims"),
         (spmd.PartitionSpec("tp", "tp"), "two tensor dims over tp"),
-        (spmd.SpmdType({"dp": spmd.V}), "does not name a tensor dim"),
+        (spmd.SpmdType({"dp": spmd.V}), "has no tensor dim"),
     ],
 )
 def test_types_that_do_not_fit_are_refused_in_a_sentence(given: Any, words: str) -> None:

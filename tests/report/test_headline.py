@@ -61,7 +61,7 @@ def test_warnings_are_one_line_unless_they_are_asked_for(tmp_path: Path) -> None
         text = " ".join(summary_of([path], "distbench report").split())
     finally:
         show_notes(False)
-    assert "warning: 4 ranks on 2 CPUs wait for a CPU. Compare variants, do not quote times" in text
+    assert "warning: 4 ranks on 2 CPUs wait for a CPU. Compare variants; do not quote times" in text
     assert "warning: the machine was busy when toy started (load 2.6 per CPU)" in text
     full = " ".join(render((path,), tmp_path, "table", None, (), full=True).text.split())
     assert "warning: the machine was busy" in full

@@ -141,7 +141,7 @@ def test_the_text_says_where_time_goes_and_how_far_to_trust_it(tmp_path: Path) -
     assert "layers.*.attention 2 5.86 KiB 22.0 ms 16 % 14 % forward tp all_gather +1" in flat
     assert "S(1)->R implicit tp all_gather 1 1.95 KiB 17.0 ms layers.*.attention" in flat
     assert "P(sum)->S(1) explicit tp reduce_scatter 1 3.91 KiB 5.00 ms layers.*.attention" in flat
-    assert "owner known for 40 of 48 collectives (83 %)" in flat
+    assert "the owner is known for 40 of 48 collectives (83 %)" in flat
     assert "1.05x the CPU time of an untraced step (median of 3 interleaved rounds, 1.04 to 1.08)" in flat
     assert "dispatch mode, a second method, recorded the same kind, group and bytes for all 24 collectives" in flat
     assert "3 MiB measured (torch's allocator), 2 MiB predicted" in flat

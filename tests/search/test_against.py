@@ -47,7 +47,7 @@ def test_shipped_rows() -> None:
         ("a,decoder,dim,dp_shard=8,bf16,eager,1,", "'dim' is not NAME=VALUE"),
         ("a,decoder,,dp_shard=8,bf16,eager,1,,more", "more cells"),
         ("a,decoder,,dp_shard=x,bf16,eager,1,", "dp_shard=x"),
-        (",decoder,,dp_shard=8,bf16,eager,1,", "name is missing; give it"),
+        (",decoder,,dp_shard=8,bf16,eager,1,", "name is missing; give name in"),
     ],
 )
 def test_invalid_rows(tmp_path: Path, line: str, wrong: str) -> None:

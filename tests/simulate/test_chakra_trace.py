@@ -181,7 +181,7 @@ def test_the_command_writes_a_new_folder(tmp_path: Path) -> None:
         gathered.attributes["pg_name"]: [*range(8)]
     }
     again = simulate()
-    assert again.exit_code == 2 and "is not a new folder; give another with --chakra" in again.stderr
+    assert again.exit_code == 2 and "is not a new folder; give a new folder with --chakra" in again.stderr
     for path in folder.iterdir():
         path.unlink()
     irregular = gather(0, 1, ranks=((1, 0), (1, 3)))

@@ -330,7 +330,7 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
         (("tp_mlp", "--rank", "4", "--mesh", "tp=4"), "--rank 4 is not on the mesh; give ranks from 0 to 3"),
         (("tp_mlp", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
         (("tp_mlp", "--mesh", "tp=65536,dp_shard=2"), "give a mesh of at most 65,536"),
-        (("tp_mlp", "--save", "step.jsonl"), "has 2 variants; choose one with FILE::NAME or --set NAME=VALUE"),
+        (("tp_mlp", "--save", "step.jsonl"), "has 2 variants; choose a variant with FILE::NAME or --set NAME=VALUE"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(

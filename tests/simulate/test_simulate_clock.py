@@ -409,7 +409,11 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
     [
         (1, '{"recording_version": 6}', "is newer than this distbench"),
         (2, '{"recording_version": 6}', "is newer than this distbench"),
-        (1, '{"schema_version": 2}', "is not a recording; write one with distbench simulate SCENARIO --save FILE"),
+        (
+            1,
+            '{"schema_version": 2}',
+            "is not a recording; write a recording with distbench simulate SCENARIO --save FILE",
+        ),
         (1, '{"recording_version": 1, "scenario": "x"}', "line 1: variant is missing"),
         (2, '{"is": "sleep"}', "line 2: it is not an event of a recording"),
         (2, '{"is": ["step"]}', "line 2: it is not an event of a recording"),

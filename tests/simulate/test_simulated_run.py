@@ -166,7 +166,7 @@ def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: P
     assert "step -17 % (predicted, not measured: no verdict)" in text
     assert "warning: A and B are simulated, with predicted times" in text
     assert "the same communication" in text
-    assert "times are of simulated steps" in text and "an untraced step" not in text
+    assert "times: simulated steps" in text and "an untraced step" not in text
     for shown in (text, said("report", "--paths", path), said("compare", path, path)):
         assert "simulated with hardware file h100, 9 guessed, 4 fitted, 3 extrapolated figures" in shown
 
@@ -176,7 +176,7 @@ def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> N
     done = ask("compare", path, other)
     assert (
         done.exit_code == 2
-        and "the first has step/f32[16,256]/mine, the second has step/f32[32,256]/mine" in done.output
+        and "the first has step/f32[16,256]/mine, but the second has step/f32[32,256]/mine" in done.output
     )
 
 

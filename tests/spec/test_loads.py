@@ -71,7 +71,7 @@ def test_a_recorded_routing_of_modules_is_one_exchange_each(tmp_path: Path) -> N
         ("missing.json", "missing.json cannot be read"),
         ("W4", "load W4 is for exchanges only, because ranks have different numbers of tokens; use scenario"),
         ("W7", "load W7 is for exchanges only, because the load differs between steps; use scenario"),
-        ("named.json", "has no module 'layers.0'; it has a"),
+        ("named.json", "has no module 'layers.0', only a"),
     ],
 )
 def test_unusable_loads_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: str, says: str) -> None:
@@ -90,7 +90,7 @@ def test_unusable_loads_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         ([[1, 2], [3]], "is not square: it has 2 rows of 1 or 2 numbers"),
         ([[1, 2, 3], [1, 2, 3]], "is not square: it has 2 rows of 3 numbers; give 2 rows of 2 numbers"),
         ([], "is not square: it has 0 rows of no numbers"),
-        ([[1] * 3] * 3, "is of 3 ranks, but the group has 2"),
+        ([[1] * 3] * 3, "has 3 ranks, but the group has 2"),
         ([[1, -2], [3, 4]], "entry [0][1] is -2; give the number of rows that the rank sends, a whole number from 0"),
         ([[1, 2], [3.5, 4]], "entry [1][0] is 3.5; give"),
         ([[1, True], [3, 4]], "entry [0][1] is True; give"),

@@ -129,7 +129,7 @@ def test_a_torch_without_distributed_is_one_sentence(children: Children, tmp_pat
 def test_a_feature_that_torch_is_too_old_for_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     feature = "FSDP2 on one SPMD mesh"
     monkeypatch.setattr(torch, "__version__", "2.11.0+cpu")
-    assert needs_newer(feature) == "needs torch 2.12 or newer, this is 2.11.0+cpu"
+    assert needs_newer(feature) == "needs torch 2.12 or newer, but this is 2.11.0+cpu"
     with pytest.raises(Unsupported, match=r"needs torch 2\.12 or newer"):
         require(feature)
     missing = {found.internal.feature for found in probe() if found.missing}

@@ -250,7 +250,7 @@ def test_users_training_code_gives_a_path_or_a_profile(mesh: DeviceMesh, tmp_pat
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     missing = distbench.calibrated_planning(tmp_path / "missing.json")
-    with pytest.raises(UserError, match="write one with distbench calibrate"), missing:
+    with pytest.raises(UserError, match="write a profile with distbench calibrate"), missing:
         pass
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         distbench.nonsense  # noqa: B018
