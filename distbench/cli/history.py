@@ -25,7 +25,9 @@ from distbench.spec.errors import UserError
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
 @results_option("DIR may be a file of another tool.")
 @options_of(ColumnOptions, "numbers")
-@click.option("--plots", type=PATH, metavar="DIR", help="Draw plots of each case's times into this folder.")
+@click.option(
+    "--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. The plots show each case's times."
+)
 @cases_option
 @format_option("table", "json")
 @width_option

@@ -29,7 +29,7 @@ from distbench.spec.mesh import MAX_RANKS
     metavar="N",
     help="Devices per host for torch's prices. [8 with an NCCL profile, else 1]",
 )
-@click.option("--picture", type=PATH, metavar="FILE", help="Also draw a picture (.svg, .png). The path.")
+@click.option("--picture", type=PATH, metavar="FILE", help="Also draw a picture (.svg, .png). It shows the path.")
 @format_option("table", "json")
 @click.option("--all-pairs", is_flag=True, help="Plan every ordered pair of layouts, instead of SOURCE and TARGET.")
 @width_option

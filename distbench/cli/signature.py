@@ -47,7 +47,7 @@ def signature() -> None:
 @mesh_option("Any size, because no rank is started. Default: the scenario's mesh.")
 @quick_option("The mesh is the scenario's full mesh.")
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Output file. Only for one scenario. Default: print.")
-@click.option("--output-dir", type=PATH, metavar="DIR", help="Folder to write, with a file per scenario.")
+@click.option("--output-dir", type=PATH, metavar="DIR", help="Folder to write. Each scenario has a file.")
 def write_signature(
     scenarios: tuple[str, ...],
     choices: tuple[str, ...],

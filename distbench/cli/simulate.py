@@ -69,7 +69,7 @@ RECORDINGS_SHOWN = 20  # of --against, per line of progress
     "--picture",
     type=PATH,
     metavar="FILE",
-    help="Also draw a picture (.svg, .png): the residuals of --against by class.",
+    help="Also draw a picture (.svg, .png). It shows the residuals of --against by class.",
 )
 @results_option("")
 @label_option

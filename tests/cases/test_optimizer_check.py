@@ -305,7 +305,7 @@ def test_options_scales_copies_and_decay_are_told_from_each_other() -> None:
     own = [{"w": Signs(scale=2.0)}, {"w": Signs(scale=4.0)}]
     assert "norm of its own shards" in next(of_scales(own, [2.0, 1.0], False))
     assert "one factor (2 on rank 0, 4 on rank 1)" in next(of_scales(own, [2.0, 2.0], False))
-    assert "off by 0.1 times its own value" in next(of_decay("w", [{"w": Signs(decay=0.1)}]))
+    assert "error of 0.1 times its own value" in next(of_decay("w", [{"w": Signs(decay=0.1)}]))
     assert "rank 0 holds the part of w that belongs to the rank at [1]" in next(
         of_signs("w", [{"w": Signs(other_part=(1,))}])
     )

@@ -42,8 +42,8 @@ def only_core(names: tuple[str, ...]) -> list[Any]:
 @pytest.fixture(scope="module")
 def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("results")
-    names = SCENARIOS if pytestconfig.getoption("--all") else CORE
-    request = Request(targets=names, choices=SMALL, device="cpu", quick=True, out=folder, timeout_s=120)
+    names, choices = (SCENARIOS, SMALL) if pytestconfig.getoption("--all") else (CORE, SMALL[:1])
+    request = Request(targets=names, choices=choices, device="cpu", quick=True, out=folder, timeout_s=120)
     jobs = []
     for job in jobs_of(request, None):
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.

@@ -362,7 +362,7 @@ def test_layouts_that_are_none_are_refused_with_what_to_write(source: str, targe
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_planning(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"name it \.png or \.svg"):
+    with pytest.raises(UserError, match=r"give a \.png or \.svg file"):
         check_picture(tmp_path / "path.gif")
     with pytest.raises(UserError, match=r"does not exist|is not a folder"):
         check_picture(tmp_path / "none" / "path.png")

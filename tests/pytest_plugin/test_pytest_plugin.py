@@ -268,7 +268,7 @@ def test_cases_of_a_sweep_are_compared_by_the_passes_that_both_had() -> None:
     few, others = sweep(7)
     assert few.versus(others).verdict == "too few passes" and math.isnan(few.ci_s[0])
     for other in (few, slow):
-        with pytest.raises(UserError, match=r"of different launches|with itself"):
+        with pytest.raises(UserError, match=r"belong to different launches|with itself"):
             slow.versus(other)
 
 

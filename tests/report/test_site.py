@@ -149,7 +149,7 @@ def test_files_of_others_are_never_overwritten_or_deleted(runs: Path, tmp_path: 
     (folder / "CNAME").unlink()
     (folder / "index.html").write_text("changed")
     code, _, err = site(runs, folder)
-    assert code == 2 and "was changed since" in err and (folder / "index.html").read_text() == "changed"
+    assert code == 2 and "was changed after" in err and (folder / "index.html").read_text() == "changed"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "site"]
 
 

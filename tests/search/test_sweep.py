@@ -179,7 +179,7 @@ def test_resume_of_no_sweep_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("record", [{"labels": None}, {"run_file": 3, "labels": [], "code": "x"}, [], None, {}])
 def test_a_damaged_round_is_one_sentence(record: Any, tmp_path: Path) -> None:
     (tmp_path / "round-1.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"round-1.json cannot be used: .*; delete it"):
+    with pytest.raises(UserError, match=r"round-1.json cannot be used: .*; delete this file"):
         read_round(tmp_path / "round-1.json", "x")
 
 
