@@ -131,6 +131,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.long
 def test_a_signature_file_matches_reruns_and_no_changed_plan(mesh: DeviceMesh, tmp_path: Path) -> None:
     file = tmp_path / "model.signature"
     model = parallel(mesh)
@@ -166,6 +167,7 @@ def test_recomputation_is_seen_in_backward(mesh: DeviceMesh) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 @pytest.mark.parametrize("form", ["whole", "layers", "layers without graph breaks", "layers in wrappers"])
+@pytest.mark.long
 def test_names_and_counts_of_compiled_and_wrapped_modules(mesh: DeviceMesh, form: str) -> None:
     model: nn.Module = parallel(mesh, "no fsdp")
     for number, layer in enumerate(model.layers if form != "whole" else ()):

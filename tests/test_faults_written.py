@@ -32,6 +32,7 @@ def invoke(*words: object) -> Result:
         (f"baseline save {GOLDEN / 'steps.jsonl'} --results stored", ""),
     ],
 )
+@pytest.mark.long
 def test_a_full_disk_leaves_no_half_file_and_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, old: str
 ) -> None:

@@ -74,6 +74,7 @@ def test_on_a_mesh_the_late_ranks_are_named_and_not_the_ranks_that_waited_for_th
         assert {(late.rank, late.group) for late in verdict.late} == {("rank 1", "tp 0-1"), ("rank 2", "dp 0,2")}
 
 
+@pytest.mark.long
 def test_without_a_late_rank_at_most_one_simulated_launch_in_twenty_names_one() -> None:
     assert sum(bool(simulated(lambda *_: 0.0, seed).late) for seed in range(200)) <= 10
 

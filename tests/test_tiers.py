@@ -42,6 +42,7 @@ def outcome(pytester: pytest.Pytester, source: str, *options: str) -> pytest.Run
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.long
 def test_a_test_that_is_not_marked_starts_no_process_in_any_way(pytester: pytest.Pytester, start: str) -> None:
     result = outcome(pytester, f"def test_it():\n    {start}\n")
     result.assert_outcomes(failed=1)

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,18 @@ def _recipe(source: str, config: str | None) -> Entry:
     return replace(entry, axes={"config": (config,)}, params=entry.params | {"config": config}, tags=tags)
 
 
+@cache
+def _parsed(text: str) -> ast.Module:
+    # Programs that use the Python API ask for the same files many times.
+    return ast.parse(text)
+
+
 def read_entries(file: Path) -> list[Entry]:
     """Return the scenarios of a file, in order. Raise UserError if the file is not Python, or a header is not
     literal."""
     text = read_text(file, "scenario file", MAX_SCENARIO_BYTES)
     try:
-        tree = ast.parse(text, filename=str(file))
+        tree = _parsed(text)
     except SyntaxError as error:
         where = f"{file}, line {error.lineno or 1}"
         raise UserError(f"scenario file {where} is not valid Python: {error.msg}; fix that line") from error

@@ -167,6 +167,7 @@ def test_a_calls_numbers_are_shown_as_the_largest_ranks_over_the_mean() -> None:
         ("head_tail", [2048, 1024, 512, 512], 2049 * 4 / (513 + 1025 + 2049 + 2049)),
     ],
 )
+@pytest.mark.long
 def test_work_per_rank_of_packed_documents_is_exact(balancer: str, documents: list[int], pairs: float) -> None:
     """Without ranks: torch's order of the sequence, and the pairs of each rank's part of it."""
     from torch.distributed.tensor.experimental._context_parallel import _load_balancer as balancers

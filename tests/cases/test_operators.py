@@ -62,6 +62,7 @@ def test_what_cannot_be_laid_out_is_refused_in_a_sentence(given: dict[str, Any],
     assert sentence in str(refused.value)
 
 
+@pytest.mark.long
 def test_result_and_gradients_are_held_against_one_device() -> None:
     assert found(operator()) == [None, None]
     (wrong, _) = found(operator(one_device=lambda x: x * 2 + 0.001))

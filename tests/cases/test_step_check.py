@@ -278,6 +278,7 @@ def test_a_gradient_that_compiled_code_may_have_dropped_is_told_where_a_module_i
     assert [one.startswith(what) for one in told] == [True] * is_told
 
 
+@pytest.mark.long
 def test_whether_torch_drops_such_gradients_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch 2.11 keeps them; 2.12 to 2.15 drop them (pytorch PR 191113)."""
     module: Any = importlib.import_module("torch._functorch.aot_autograd")

@@ -118,6 +118,7 @@ def test_what_the_caller_can_mend_is_raised(call: Any, says: str, known_host: No
     assert says in str(caught.value)
 
 
+@pytest.mark.long
 def test_runs_are_a_sequence_and_go_by_their_scenario(tmp_path: Path) -> None:
     for number, name in enumerate(("one", "two")):
         lines = records(name, 1000.0 + number, {CASE: case(steady(1.0, number))}, scenario=name)

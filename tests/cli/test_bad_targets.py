@@ -34,6 +34,7 @@ SIGNATURE = "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.long
 def test_a_target_that_cannot_be_is_one_sentence(
     known_host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:

@@ -89,6 +89,7 @@ def test_every_problem_of_every_scenario_is_listed_with_what_would_work(here: No
     assert lines[-1] == "error: 2 problems in 2 of 2 variants. Change the plan"
 
 
+@pytest.mark.long
 def test_the_mesh_that_a_problem_names_does_work(here: None) -> None:
     refused = check("tp_mlp", "--mesh", "tp=12", "--set", "sequence_parallel=False")
     assert refused.exit_code == 2
@@ -96,6 +97,7 @@ def test_the_mesh_that_a_problem_names_does_work(here: None) -> None:
     assert check("tp_mlp", "--mesh", named).exit_code == 0
 
 
+@pytest.mark.long
 def test_the_problems_of_many_layers_fit_a_screen(here: None) -> None:
     sizes = ("dim=64", "hidden=256", "num_layers=2", "rotate=allgather,alltoall")
     small = (word for size in sizes for word in ("--set", size))

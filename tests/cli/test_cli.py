@@ -101,6 +101,7 @@ def test_an_unknown_option_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("mesh", "world_size"), [("dp_shard=2,tp=2", "3"), ("dp_shard=2", "4")])
+@pytest.mark.long
 def test_a_mesh_that_does_not_multiply_to_the_ranks_is_refused(known_host: None, mesh: str, world_size: str) -> None:
     done = here("run", "llama_2d", "--mesh", mesh, RANK="0", WORLD_SIZE=world_size)
     assert done.exit_code == 2

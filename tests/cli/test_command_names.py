@@ -152,6 +152,7 @@ def test_short_options_are_few() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.long
 def test_help_is_never_cut_and_fits(command: str, width: int) -> None:
     text = CliRunner().invoke(main, [*command.split(), "--help"], terminal_width=width).output
     # Words of usage, such as RUN..., end with dots too.

@@ -92,6 +92,7 @@ def report(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_report_shows_the_summary_a_scenarios_own_tables_or_everything(tmp_path: Path) -> None:
     runs = [GOLDEN / f"{name}.jsonl" for name in ("collectives", "steps")]
     for path in runs:
@@ -105,6 +106,7 @@ def test_report_shows_the_summary_a_scenarios_own_tables_or_everything(tmp_path:
     assert "step time" in report("toy", "--results", tmp_path) and "toy" in report("--results", tmp_path)
 
 
+@pytest.mark.long
 def test_many_runs_of_one_scenario_are_called_so_and_the_latest_come_first(tmp_path: Path) -> None:
     header, *others = (GOLDEN / "steps.jsonl").read_text().splitlines()
     for number in range(25):

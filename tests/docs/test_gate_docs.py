@@ -93,6 +93,7 @@ def repository(children: Children, folder: Path, before: str, after: str) -> str
 
 
 @pytest.mark.parametrize(("after", "exit_code"), [("0.0013", 1), ("0.001", 0)])
+@pytest.mark.long
 def test_the_launch_loop_on_the_page_does_what_it_says(
     children: Children, tmp_path: Path, after: str, exit_code: int
 ) -> None:

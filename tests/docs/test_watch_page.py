@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from conftest import ROOT
 from processes import Ranks
@@ -19,6 +20,7 @@ def words(line: str) -> str:
     return NUMBER.sub("#", re.sub(r"host \w+", "host HOST", line))
 
 
+@pytest.mark.long
 def test_the_loop_and_the_command_print_what_the_page_shows(ranks: Ranks, tmp_path: Path) -> None:
     loop, dump = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     end = "dist.destroy_process_group()\n"

@@ -40,11 +40,13 @@ def ours(trial: RecordedSeries, num_pairs: int, change: str, count: int = FEW) -
 
 
 @pytest.mark.parametrize("num_pairs", [5, 10])
+@pytest.mark.long
 def test_unchanged_code_is_called_slower_in_few_jobs(trial: RecordedSeries, num_pairs: int) -> None:
     """At most 5 % by design; a true 5 % exceeds 9 in 60 once in 1,000 times."""
     assert ours(trial, num_pairs, "none").false_jobs <= 9
 
 
+@pytest.mark.long
 def test_what_is_found_and_what_is_never_called_a_pass(trial: RecordedSeries) -> None:
     slow = ours(trial, 10, "+20 %")
     assert slow.passed == 0
@@ -116,6 +118,7 @@ def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
     assert many["changes"]["none"]["false_jobs"] == 0 and many["changes"]["+20 %"]["detected"] == 40
 
 
+@pytest.mark.long
 def test_a_launch_of_several_scenarios_is_one_launch_and_failed_ones_are_left_out(tmp_path: Path) -> None:
     """What `self-test -- tp_mlp llama_2d` records: a run file a scenario, both of one invocation."""
     for index in range(12):
@@ -153,12 +156,14 @@ def test_a_steady_case_is_not_hidden_by_noisy_neighbours() -> None:
     assert steady_among_noisy(30) >= 0.9
 
 
+@pytest.mark.long
 def test_a_disturbance_of_every_second_pair_is_no_slowdown_where_a_coin_gives_the_order() -> None:
     assert disturbed(10, is_tossed=False) == 1.0
     # A true 5 % exceeds 8 of 50 once in 1,000 times.
     assert disturbed(50, is_tossed=True) <= 8 / 50
 
 
+@pytest.mark.long
 def test_ab_finds_a_slowdown_at_its_first_look_and_cries_wolf_rarely() -> None:
     """Its looks share the 5 %; unchanged launches are looked at again, a plain slowdown is settled at once."""
     quiet = synthetic("quiet", num_cases=5, num_launches=54, num_samples=20, seed=5)

@@ -304,6 +304,7 @@ def test_nothing_measured_is_never_a_pass(tmp_path: Path, cases: dict[str, dict[
 
 
 @pytest.mark.parametrize(("paired", "many"), [(True, 1500), (False, 1000)])
+@pytest.mark.long
 def test_what_is_rare_for_one_case_is_not_among_thousands(tmp_path: Path, paired: bool, many: int) -> None:
     draw = np.random.default_rng(2)
     slow = 0.15 + 0.085 * np.array([0.0, 1.3, -1.1, 0.6, -1.4, 0.9, -0.3])
@@ -460,6 +461,7 @@ def of_zero_width(self: LogDifference) -> tuple[np.ndarray, np.ndarray]:
     ],
     ids=["swapped sides", "no correction for pairs", "no correction without pairs", "interval of zero width"],
 )
+@pytest.mark.long
 def test_a_mistake_in_a_comparison_is_noticed(
     function: str,
     mutant: object,

@@ -89,6 +89,7 @@ def runs(tmp_path: Path) -> Path:
     return write_runs(tmp_path / "runs", "a" * 12 + "b" * 8)
 
 
+@pytest.mark.long
 def test_the_table_names_the_commit_of_a_change_and_the_changed_case_first(runs: Path, tmp_path: Path) -> None:
     code, output = run_history("--results", runs, "--plots", tmp_path / "plots")
     assert code == 0 and "FAIL: 1 of 6 cases changed" in output

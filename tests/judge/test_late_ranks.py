@@ -44,6 +44,7 @@ def test_a_rank_that_is_always_last_is_named_with_its_interval() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.long
 def test_without_a_late_rank_at_most_one_launch_in_twenty_names_one(num_ranks: int) -> None:
     draw = np.random.default_rng(num_ranks)
     named = [bool(verdict_of(quiet(draw, 20, num_ranks), least_s=0.0).late) for _ in range(400)]

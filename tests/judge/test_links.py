@@ -160,6 +160,7 @@ def named(run: Run) -> set[tuple[str, tuple[int, ...], str]]:
     return {(one.kind, one.ranks, one.quantity) for one in verdict_of(links).outliers}
 
 
+@pytest.mark.long
 def test_of_what_is_alike_nothing_is_named_in_nineteen_of_twenty_runs() -> None:
     assert sum(bool(named(made_up(seed, {}))) for seed in range(60)) <= 3
 
@@ -170,6 +171,7 @@ def test_of_links_that_differ_by_their_kind_nothing_is_named() -> None:
 
 
 @pytest.mark.parametrize("slow", [(2, 5), (1, 5), (1, 2)])
+@pytest.mark.long
 def test_two_ranks_on_cables_of_half_the_rate_are_named_and_no_link(slow: tuple[int, int]) -> None:
     """Half of the pairs of a level are slow then, and a pair of both is no slower than the others."""
     cables = {pair: 2.0 for pair in itertools.combinations(range(8), 2) if set(pair) & set(slow)}
@@ -187,6 +189,7 @@ def test_the_effects_of_ranks_are_those_of_which_times_were_made() -> None:
     assert (found - np.median(found, axis=1)[:, None])[0] == pytest.approx(truth - np.median(truth), abs=0.02)
 
 
+@pytest.mark.long
 def test_what_is_slow_is_named_and_nothing_else() -> None:
     rank = {("rank", (5,), quantity) for quantity in ("latency", "bandwidth", "compute")}
     link = {("link", (2, 7), quantity) for quantity in ("latency", "bandwidth")}
@@ -198,6 +201,7 @@ def test_what_is_slow_is_named_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("names", ["abcd", "ab"])
+@pytest.mark.long
 def test_a_host_all_of_whose_ranks_compute_slowly_is_named_in_their_stead(names: str) -> None:
     hosts = [name for name in names for _ in range(4)]
     slow = {("computes", rank): 2.0 for rank in range(4, 8)}
@@ -258,6 +262,7 @@ def test_what_cannot_be_told_of_some_quantities_is_said() -> None:
 
 
 @pytest.mark.parametrize(("slow", "noise"), [({(2, 7): 2.0}, 0.5), ({("computes", 3): 2.0}, 0.8), ({6: 2.0}, 0.8)])
+@pytest.mark.long
 def test_a_pass_excludes_a_part_that_is_twice_as_slow(slow: dict[Any, float], noise: float) -> None:
     """95 % of the launches with such a part are no PASS, also where it cannot be named."""
     words = Counter(
@@ -266,6 +271,7 @@ def test_a_pass_excludes_a_part_that_is_twice_as_slow(slow: dict[Any, float], no
     assert words["PASS"] <= 8 and words["UNKNOWN"] >= 20
 
 
+@pytest.mark.long
 def test_a_noisy_machine_without_a_slow_part_passes() -> None:
     verdicts = [judged(made_up(seed, {}, num_passes=12, noise=0.25)) for seed in range(40)]
     assert sum(bool(verdict) and verdict.word == "PASS" for verdict in verdicts) >= 38

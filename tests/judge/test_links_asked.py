@@ -103,6 +103,7 @@ def test_an_earlier_run_of_other_hosts_is_said() -> None:
     "value", [None, "x", -1, [], [[]], [[0]], [["a", "b"]], [[0, 99]], [[-1, 1]], {}, 1e300, [None] * 8]
 )
 @pytest.mark.parametrize("name", ["pairs", "hosts", "devices", "ranks", "size_bytes", "level", "op"])
+@pytest.mark.long
 def test_a_case_that_is_damaged_is_left_out(name: str, value: Any) -> None:
     run = made_up(1, {})
     for case in run.cases[::3]:

@@ -87,6 +87,7 @@ def test_a_process_that_started_others_is_told_from_one_that_waits(tmp_path: Pat
     assert nodes._has_children(1 << 30), "where the system does not say, ranks speak for themselves"
 
 
+@pytest.mark.long
 def test_rank_0_must_be_where_the_others_look_for_it() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -129,6 +129,7 @@ def test_a_launcher_that_is_not_here_is_named(
     assert code == 2 and f"needs the program {program}, which is not installed on this host" in text
 
 
+@pytest.mark.long
 def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)

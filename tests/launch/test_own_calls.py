@@ -59,6 +59,7 @@ def test_a_case_has_the_same_outcome_whatever_runs_before_it_and_its_cause_is_na
 
 
 @pytest.mark.parametrize("name", ["own_collectives", "late"])
+@pytest.mark.long
 def test_a_case_that_leaves_ranks_out_of_step_is_the_one_that_ends_the_launch(runs: dict[str, Any], name: str) -> None:
     run = runs[name]
     assert [(row["case"]["params"]["call"], row["status"]) for row in run.cases] == [

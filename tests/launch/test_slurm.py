@@ -141,6 +141,7 @@ def test_torchrun_on_two_hosts_and_one_host_alone(ranks: Ranks, path: str, tmp_p
     assert [statuses(tmp_path / name) for name in ("two", "0", "1")] == [["ok"]] * 3
 
 
+@pytest.mark.long
 def test_torchx_runs_it_on_this_machine(ranks: Ranks, path: str, tmp_path: Path) -> None:
     if not importlib.util.find_spec("torchx"):
         pytest.skip("torchx is not installed: pip install 'distbench[torchx]'")

@@ -74,6 +74,7 @@ def test_two_torchruns_on_two_hosts_make_one_run(launch: Launch) -> None:
     assert environment["variables"]["GLOO_SOCKET_IFNAME"] == "veth-a"
 
 
+@pytest.mark.long
 def test_the_logs_of_both_hosts_are_in_one_folder_a_run(launch: Launch) -> None:
     """Each host's torchrun has a name of its own for the launch; rank 1's logs were moved, and none is left behind."""
     first = Path(launch.whole.header["job"]["log_dir"])
@@ -83,6 +84,7 @@ def test_the_logs_of_both_hosts_are_in_one_folder_a_run(launch: Launch) -> None:
     assert folders == [first.parent] and not any(path.is_symlink() for path in first.parent.iterdir())
 
 
+@pytest.mark.long
 def test_a_host_lost_in_the_middle_is_named_and_finished_cases_are_kept(launch: Launch) -> None:
     *kept, broken = launch.cut.cases
     assert launch.exit_code != 0

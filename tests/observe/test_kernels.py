@@ -219,6 +219,7 @@ def test_how_much_is_hidden_is_bisected() -> None:
     assert cover.seconds((0.25, 1.25)) == 0.5 and cover.seconds((-5, 0)) == 0 == Cover([]).seconds((0, 1))
 
 
+@pytest.mark.long
 def test_a_large_trace_is_read_piece_by_piece(tmp_path: Path) -> None:
     file, alive = tmp_path / "trace.json", []
     body = ",\n  ".join(map(json.dumps, EVENTS * 1000))

@@ -168,6 +168,7 @@ def test_the_same_variant_first_last_or_alone_needs_the_same_to_the_byte(
     assert forth["plain"]["predicted_peak_bytes"] > 0
 
 
+@pytest.mark.long
 def test_a_variant_that_keeps_more_shows_exactly_that_much_more(peaks: list[dict[str, dict[str, Any]]]) -> None:
     forth = peaks[0]
     plain = forth["plain"]["peak_bytes"]

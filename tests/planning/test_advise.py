@@ -276,6 +276,7 @@ def _how_with(how: Callable[[Setting, Advice], str], planner: str, setting: Sett
     return how(setting, replace(advice, plans={planner: advice.plans[planner]}))
 
 
+@pytest.mark.long
 def test_a_large_mesh_takes_milliseconds_a_pair() -> None:
     """64 ranks: 147 ms of CPU time a pair as long as each transfer was an object of its own, 4 ms since."""
     setting = setting_of("1024,1024,1024", "bf16", "4x4x4")

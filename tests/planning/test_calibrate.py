@@ -110,6 +110,7 @@ def test_the_summary_of_a_calibration_tells_its_lines_and_its_report_has_their_t
     assert "no profile: " in render((path,), tmp_path, "table", None, ()).text
 
 
+@pytest.mark.long
 def test_points_and_lines_are_drawn_by_mesh_dim(tmp_path: Path) -> None:
     run = known_run()
     written = draw(calibration_figures(profile_of(run), measured_in(run)), tmp_path / "plots")

@@ -128,6 +128,7 @@ def test_all_pairs_as_json_are_whole(cli: Cli) -> None:
     assert all(a >= b for a, b in pairwise(longer))
 
 
+@pytest.mark.long
 def test_torch_works_out_the_steps_out_of_a_layout_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And takes the same paths. It took 65 ms of CPU time a pair of 4x4x4 when each pair worked them out anew."""
     from torch.distributed.tensor import _redistribute

@@ -156,6 +156,7 @@ def test_the_legal_steps_are_torchs(mesh_ndim: int, tensor_ndim: int) -> None:
 
 
 @pytest.mark.parametrize(("mesh_shape", "shape"), [((4,), (64,)), ((2, 4), (64, 24)), ((2, 2, 2), (16, 9))])
+@pytest.mark.long
 def test_targets_with_partial_cost_what_torch_says_too(mesh_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
     rng = random.Random(5)
     mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)

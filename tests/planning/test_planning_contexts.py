@@ -67,6 +67,7 @@ def planned(mesh: DeviceMesh) -> list[str | None]:
     ]
 
 
+@pytest.mark.long
 def test_a_thousand_times_without_growing(mesh: DeviceMesh) -> None:
     def enter(times: int) -> None:
         for _ in range(times):
@@ -175,6 +176,7 @@ def test_with_activation_checkpointing(mesh: DeviceMesh, use_reentrant: bool) ->
     assert counts.ours == planned_once and not counts.left_to_torch
 
 
+@pytest.mark.long
 def test_compiled(mesh: DeviceMesh) -> None:
     """Compiled inside, a redistribution is planned by the profile, with its backward."""
 

@@ -27,6 +27,7 @@ def elements(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("mesh_shape", [(4,), (2, 2), (2, 4), (3, 2), (2, 2, 2)])
+@pytest.mark.long
 def test_each_rank_receives_exactly_what_it_lacks(mesh_shape: tuple[int, ...]) -> None:
     rng = random.Random(str(mesh_shape))
     for _ in range(150):

@@ -83,6 +83,7 @@ def forwards(mesh: DeviceMesh) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (2, 2, 4)], ids=["covered", "not covered"])
+@pytest.mark.long
 def test_torch_never_searches_for_an_operator(mesh: DeviceMesh, sizes: tuple[int, ...]) -> None:
     with calibrated_planning(profile(sizes)) as counts:
         for forward in forwards(mesh).values():
@@ -171,6 +172,7 @@ def reachable(steps: dict[Any, list[Any]], source: Any, limit: int) -> set[Any]:
 
 @pytest.mark.filterwarnings("ignore:a redistribution of")
 @pytest.mark.parametrize("limit", [640, 768, 1024, 1536])
+@pytest.mark.long
 def test_a_limit_of_memory_is_kept_wherever_torchs_graph_has_a_path_that_keeps_it(mesh: DeviceMesh, limit: int) -> None:
     meta = TensorMeta(torch.Size((32, 16)), (16, 1), torch.float32)
     choices: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))

@@ -99,6 +99,7 @@ def least_key(
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.long
 def test_the_path_is_the_least_of_all_paths_in_time_bytes_collectives_and_peak(seed: int) -> None:
     rng = random.Random(seed)
     problem = Problem((2, 2), (rng.randrange(1, 9), rng.randrange(1, 9)), 1)
@@ -248,6 +249,7 @@ def test_random_pairs_are_exact_on_even_and_uneven_tensors(mesh_shape: tuple[int
 
 
 @pytest.mark.parametrize("mesh_shape", [(2, 3), (2, 2, 2)])
+@pytest.mark.long
 def test_targets_with_partial_are_exact_with_and_without_zero_fill(mesh_shape: tuple[int, ...]) -> None:
     rng, num_gained = random.Random(str(mesh_shape)), 0
     for seed in range(40):

@@ -390,6 +390,7 @@ class Own:
             parameter -= 0.1 * total.add_(parameter.grad)
 
 
+@pytest.mark.long
 def test_an_optimizer_of_ones_own_needs_no_more_than_step(context: RankContext) -> None:
     given = {"optimizer": Own, "plan": SHARDED}
     assert problems_of(context, **given) == []
@@ -428,6 +429,7 @@ def test_check_names_a_call_that_ddp_does_not_see(context: RankContext) -> None:
     assert problems_of(context, **whole, plan=plan) == []
 
 
+@pytest.mark.long
 def test_a_step_leaves_the_default_dtype_as_it_was_and_is_told_where_it_does_not(context: RankContext) -> None:
     def call(model: nn.Module, given: Any) -> torch.Tensor:
         torch.set_default_dtype(torch.float64)

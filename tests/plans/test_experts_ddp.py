@@ -168,6 +168,7 @@ def experts_over_tp(mixture: Any) -> tuple[TrainingStep, list[Communication]]:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.long
 def test_an_expert_over_tp_is_sharded_by_expert_and_by_its_hidden_size(
     experts_over_tp: tuple[TrainingStep, list[Communication]],
 ) -> None:
@@ -213,6 +214,7 @@ def last_module(self: module_attribution.RunningModules, running: str | None, po
     [("mesh_dims_by_ranks", with_swapped_mesh_dims), ("RunningModules.owner", last_module)],
     ids=["mesh dims swapped", "the last module owns"],
 )
+@pytest.mark.long
 def test_a_collective_of_another_mesh_dim_or_owner_is_noticed(
     mixture: Any, function: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +235,7 @@ def test_experts_must_not_be_sharded_over_ranks_with_other_tokens(over: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.long
 def test_whole_experts_on_ranks_of_tp_exchange_tokens_over_all_of_them(mixture: Any) -> None:
     make = load_scenario(ROOT / "scenarios" / "moe.py", "moe_tp")
     sizes = {"dim": 32, "hidden": 64, "num_layers": 1, "num_experts": 4, "batch": 2, "sequence": 16}

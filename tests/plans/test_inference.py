@@ -137,6 +137,7 @@ def test_a_decode_step_gives_what_the_whole_sequence_gives_at_its_last_position(
         torch.testing.assert_close(reference.output, first)
 
 
+@pytest.mark.long
 def test_the_cache_is_split_over_heads_and_each_layer_communicates_twice(shipped: Any) -> None:
     with fake_ranks({"dp_shard": 2, "tp": 2}) as mesh:
         scenario, context = declared(shipped, phase="decode", fsdp=True), rank_0(mesh)
@@ -161,6 +162,7 @@ def test_the_cache_is_split_over_heads_and_each_layer_communicates_twice(shipped
     assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"]
 
 
+@pytest.mark.long
 def test_logits_that_are_a_part_of_the_vocabulary_are_of_another_shape(shipped: Any) -> None:
     with fake_ranks({"tp": 2}) as mesh:
         scenario, context = declared(shipped, phase="decode"), rank_0(mesh)
@@ -196,6 +198,7 @@ def test_a_prompt_under_context_parallel_is_gathered_for_the_check_alone(shipped
         assert step.cache_bytes == CACHE_BYTES  # the cache has room for 16 positions, whoever has them
 
 
+@pytest.mark.long
 def test_a_token_that_ranks_cannot_share_is_refused_on_those_without_it(shipped: Any) -> None:
     decode = declared(shipped, phase="decode")
     over_tp = replace(decode, plan=ParallelPlan(tp=shipped.TP_PLAN))

@@ -15,6 +15,7 @@ from distbench.torch_private import Skipped
 
 
 @pytest.mark.skipif(not find_spec("spmd_types"), reason="spmd_types is not installed; pip install spmd_types")
+@pytest.mark.long
 def test_both_ways_communicate_the_same(children: Children, tmp_path: Path) -> None:
     file = tmp_path / "both.signature"
     children.python("-m", "distbench", "signature", "write", "llama_spmd_types", "--quick", "-o", file, check=True)

@@ -71,6 +71,7 @@ def seen(scenario: Scenario, sizes: dict[str, int]) -> list[Communication]:
         return rows
 
 
+@pytest.mark.long
 def test_experts_and_stages_of_the_docs_are_seen_by_both_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer exchanges counts, tokens there and back, and in backward tokens twice; the first one's input has no
     gradient. Rank 0 of a pipeline passes on 8 micro-batches and is given their gradients."""
@@ -158,17 +159,20 @@ def with_step(own: Any) -> Scenario:
         (with_a_barrier, "runs forward, backward, optimizer, other on rank 1 and forward, backward, optimizer on rank"),
     ],
 )
+@pytest.mark.long
 def test_check_runs_a_step_as_other_ranks_would(own: Any, sentence: str) -> None:
     job: Any = SimpleNamespace(device="cpu", settings=Settings())
     (problem,) = answer_on({"dp_shard": 4}, with_step(own), job)["problems"]
     assert re.search(sentence, problem), problem
 
 
+@pytest.mark.long
 def test_check_shows_as_which_ranks_a_step_ran() -> None:
     job: Any = SimpleNamespace(device="cpu", settings=Settings())
     assert answer_on({"dp_shard": 4}, with_step(step), job)["step"] == "its own step runs as ranks 0, 1 and 3 of 4"
 
 
+@pytest.mark.long
 def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Ranks, tmp_path: Path) -> None:
     """The others wait in a collective by then; none is left behind, and the sentence has file and line."""
     file = tmp_path / "mine.py"

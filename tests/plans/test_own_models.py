@@ -190,6 +190,7 @@ def test_attention_is_split_by_whole_heads(context: RankContext) -> None:
     assert "num_key_value_heads=3 of SimpleNamespace cannot be split over mesh dim 'tp' of size 2: 3 is not" in said
 
 
+@pytest.mark.long
 def test_a_function_that_makes_its_own_mesh_is_seen_by_both_methods(context: RankContext, examples: Any) -> None:
     """Its meshes equal each other, so DTensor serves layouts that name the groups of the first one."""
     scenario = examples.own_parallelize()

@@ -302,6 +302,7 @@ def test_loss_and_gradients_are_those_of_one_device_under_each_schedule_plain_wi
         assert 0 < float(idle) < 1
 
 
+@pytest.mark.long
 def test_every_message_has_its_times_on_both_ends(on_ranks: list[list[str]]) -> None:
     timed, seen, spans = map(int, on_ranks[-1])
     # 3 borders, 8 micro-batches, two directions, two ends.

@@ -73,6 +73,7 @@ def collectives_of(knob: str, context: RankContext) -> Collectives:
         ("frozen", 4 + 3, 4, 0),
     ],
 )
+@pytest.mark.long
 def test_a_knob_changes_the_collectives_that_it_should(
     context: RankContext, knob: str, gather: int, scatter: int, reduce: int
 ) -> None:
@@ -88,6 +89,7 @@ def test_explicit_prefetch_gathers_units_before_the_first_matmul(context: RankCo
 @pytest.mark.parametrize(
     ("knob", "share"), [("bf16_params", 0.5), ("bf16_reduce", 1.0), ("gather_bf16", 0.5), ("gather_int8", 0.25)]
 )
+@pytest.mark.long
 def test_parameters_travel_in_the_form_that_the_knob_names(context: RankContext, knob: str, share: float) -> None:
     plain = collectives_of("plain", context).gathered_bytes
     # The scales of int8, and the norms that extensions leave alone, are a few percent.

@@ -52,6 +52,7 @@ def test_parameters_and_buffers_are_replicated_over_what_they_do_not_lie_on(cont
     assert table.placements == (Replicate(),) * 3 and torch.equal(table.to_local(), torch.arange(8.0))
 
 
+@pytest.mark.long
 def test_a_model_is_given_and_gives_this_ranks_part(context: RankContext) -> None:
     torch.manual_seed(0)
     plain, model = Model(), Model()

@@ -96,6 +96,7 @@ def example(name: str) -> Scenario:
         ("accumulation", ("forward", "backward", *FULL)),
     ],
 )
+@pytest.mark.long
 def test_phases_are_those_that_run_wherever_the_step_has_them(
     context: RankContext, name: str, phases: tuple[str, ...]
 ) -> None:
@@ -285,6 +286,7 @@ def test_gradients_of_an_optimizer_that_is_not_torchs_are_those_of_the_last_back
         torch.testing.assert_close(value - parameter, 0.1 * parameter.grad)
 
 
+@pytest.mark.long
 def test_check_names_a_wrong_period_and_a_forward_that_ddp_does_not_see(context: RankContext) -> None:
     (problem,) = rehearse(given(alternating(2, optimizer_step), period=3), context).problems
     assert "a period of 2 calls; declare Scenario(period=2)" in problem

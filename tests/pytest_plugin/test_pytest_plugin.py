@@ -272,6 +272,7 @@ def test_cases_of_a_sweep_are_compared_by_the_passes_that_both_had() -> None:
             slow.versus(other)
 
 
+@pytest.mark.long
 def test_all_pairs_of_a_sweep_of_identical_cases_are_one_family() -> None:
     # The levels of passes beside a neighbour that is busy half of the time: mostly one of two, 3 times apart.
     draw, with_verdict, missed = np.random.default_rng(4), 0, 0
@@ -290,6 +291,7 @@ def test_all_pairs_of_a_sweep_of_identical_cases_are_one_family() -> None:
     assert with_verdict <= 7 and missed <= 10
 
 
+@pytest.mark.long
 def test_the_communication_page_runs_and_a_failed_count_prints_what_was_counted(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_where_higher_is_better_a_lower_number_is_the_regression(tmp_path: Path)
     assert run("gate", *sides, *words, "--floor-us", 3).exit_code == 2
 
 
+@pytest.mark.long
 def test_self_test_and_history_read_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distbench.cli.gate.NUM_COMPARISONS", 5)
     slower = [row | {"us": row["us"] * (1.5 if row["turn"] >= 12 else 1)} for row in rows(1.0, count=24)]

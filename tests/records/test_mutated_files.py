@@ -34,6 +34,7 @@ def test_the_files_that_are_damaged_are_valid(tmp_path: Path, kind: str) -> None
 @pytest.mark.parametrize("kind", KINDS)
 @FEW
 @given(draw=st.randoms(use_true_random=False))
+@pytest.mark.long
 def test_a_damaged_file_is_a_sentence_or_a_warning(tmp_path: Path, kind: str, draw: object) -> None:
     change = mutated(kind, draw)  # type: ignore[arg-type]
     assert list(faults_of(kind, change, tmp_path, draw.random(), False)) == []  # type: ignore[attr-defined]

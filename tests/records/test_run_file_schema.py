@@ -75,6 +75,7 @@ def test_every_type_of_the_schema_is_tried() -> None:
 
 
 @pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.long
 def test_what_the_reader_refuses_the_schema_refuses_field_by_field(kind: str) -> None:
     line, way = PLACES[kind]
     assert CHECK.is_valid(line)

@@ -127,6 +127,7 @@ def test_a_sample_has_one_of_each_class_before_a_second_of_any() -> None:
     assert sample(groups, 0, SQUARE, "seed") == groups[0]
 
 
+@pytest.mark.long
 def test_every_group_is_in_a_sample_that_has_room_for_all() -> None:
     for suite, mesh_shape in itertools.product(LABORATORY_SUITES, (SQUARE, CUBE)):
         groups = groups_of(suite, mesh_shape, 4096)

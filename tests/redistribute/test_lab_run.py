@@ -69,6 +69,7 @@ def known(suite: str, pair: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_every_suite_runs_and_says_what_it_did(rows: Rows) -> None:
     assert {suite for suite, _ in rows} == set(LABORATORY_SUITES)
     for (suite, _), by_planner in rows.items():
@@ -80,6 +81,7 @@ def test_every_suite_runs_and_says_what_it_did(rows: Rows) -> None:
             assert f"/{suite}/" in record["case"]["id"]
 
 
+@pytest.mark.long
 def test_our_planners_are_right_on_every_pair_they_move(rows: Rows) -> None:
     tried = set()
     for (suite, pair), by_planner in rows.items():
@@ -91,6 +93,7 @@ def test_our_planners_are_right_on_every_pair_they_move(rows: Rows) -> None:
     assert {suite for suite, planner in tried if planner == "direct"} >= {"pairs", "shard_orders", "flattened"}
 
 
+@pytest.mark.long
 def test_torchs_wrong_values_over_a_flattened_mesh_are_told(rows: Rows) -> None:
     """F1: (5, 3) cut twice along 5, gathered over the flattened mesh; so in torch 2.11 to 2.15."""
     by_planner = rows["flattened", "S(0)S(0)->RR [5, 3]"]
@@ -99,6 +102,7 @@ def test_torchs_wrong_values_over_a_flattened_mesh_are_told(rows: Rows) -> None:
     assert by_planner["direct"]["status"] == by_planner["calibrated"]["status"] == "ok"
 
 
+@pytest.mark.long
 def test_a_shard_becomes_partial_by_zero_fill_since_torch_2_14(rows: Rows) -> None:
     """F3: below, greedy plans it although torch raises, and the graph planner goes by way of a replica."""
     found = {
@@ -125,12 +129,14 @@ def from_shard_to_partial(pair: str) -> bool:
     return bool(sharded & {mesh_dim for mesh_dim, _ in target.partials})
 
 
+@pytest.mark.long
 def test_all_else_that_torch_does_is_right(rows: Rows) -> None:
     for (suite, pair), by_planner in rows.items():
         if suite in ("pairs", "shard_orders", "uneven", "backward"):
             assert {record["status"] for record in by_planner.values()} == {"ok"}, (suite, pair)
 
 
+@pytest.mark.long
 def test_a_shard_order_is_really_asked_for(rows: Rows) -> None:
     """torch's own path begins and ends in the orders of the pair; it numbers default orders too."""
     for (suite, pair), by_planner in rows.items():
@@ -140,6 +146,7 @@ def test_a_shard_order_is_really_asked_for(rows: Rows) -> None:
             assert found == wanted, (pair, path)
 
 
+@pytest.mark.long
 def test_backward_moves_the_gradient_from_the_target_to_the_source(rows: Rows) -> None:
     for (suite, pair), by_planner in rows.items():
         if suite == "backward":
@@ -153,6 +160,7 @@ def job_here(**more: Any) -> Any:
     return job
 
 
+@pytest.mark.long
 def test_the_profile_of_this_folder_is_used_only_where_it_fits(
     known_host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_every_collective_is_wrong(without_any: dict[str, list[dict[str, Any]]])
     assert all("expected" in record["error"] for record in cases)
 
 
+@pytest.mark.long
 def test_every_redistribution_that_communicates_is_wrong_and_no_other(
     without_any: dict[str, list[dict[str, Any]]],
 ) -> None:
@@ -84,6 +85,7 @@ def all_steps_are_wrong(cases: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["tp_mlp", "cp_attention"])
+@pytest.mark.long
 def test_every_step_without_collectives_is_wrong(without_any: dict[str, list[dict[str, Any]]], name: str) -> None:
     all_steps_are_wrong(without_any[name])
 

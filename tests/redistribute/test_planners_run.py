@@ -46,6 +46,7 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
     return dict(zip(names, once, strict=True))
 
 
+@pytest.mark.long
 def test_every_value_is_right(rows: dict[tuple[str, str], Any]) -> None:
     for (pair, planner), record in rows.items():
         assert record["status"] == "ok", record["error"]
@@ -53,6 +54,7 @@ def test_every_value_is_right(rows: dict[tuple[str, str], Any]) -> None:
         assert record["case"]["params"]["native_all_to_all"] is planner.endswith("+native")
 
 
+@pytest.mark.long
 def test_direct_receives_the_lower_bound_and_stays_silent_where_the_target_is_local(
     rows: dict[tuple[str, str], Any],
 ) -> None:
@@ -67,6 +69,7 @@ def test_direct_receives_the_lower_bound_and_stays_silent_where_the_target_is_lo
     assert rows[REDUCED, "greedy"]["counters"]["lower_bound_bytes"] is None
 
 
+@pytest.mark.long
 def test_the_planners_of_a_pair_take_turns_and_each_keeps_its_path(rows: dict[tuple[str, str], Any]) -> None:
     counts = {key: len(record["passes"]) for key, record in rows.items() if record["status"] == "ok"}
     assert min(counts.values()) >= 8
@@ -74,6 +77,7 @@ def test_the_planners_of_a_pair_take_turns_and_each_keeps_its_path(rows: dict[tu
     assert {record["stop_reason"] for record in rows.values() if record["status"] == "ok"} == {"passes"}
 
 
+@pytest.mark.long
 def test_predictions_are_the_profiles_lines_added_up(rows: dict[tuple[str, str], Any]) -> None:
     predicted = {key: record["counters"].get("predicted_s") for key, record in rows.items()}
     assert predicted[REDUCED, "greedy"] == pytest.approx(2.0 + 4096e-9)
@@ -87,6 +91,7 @@ def test_predictions_are_the_profiles_lines_added_up(rows: dict[tuple[str, str],
     assert predicted[CUT, "direct"] == predicted[CUT, "greedy"] == 0.0
 
 
+@pytest.mark.long
 def test_a_row_says_whether_an_all_to_all_ran_as_one(rows: dict[tuple[str, str], Any]) -> None:
     assert rows[MOVED, "greedy"]["backend_op"] == "all_gather"
     assert rows[MOVED, "greedy+native"]["backend_op"] == "all_to_all"

@@ -53,6 +53,7 @@ def test_types_that_do_not_fit_are_refused_in_a_sentence(given: Any, words: str)
 @pytest.mark.parametrize(
     ("shape", "num_pairs", "num_refused"), [((2, 4), 110, 68), ((2, 2, 2), 2352, 2172)], ids=("2x4", "2x2x2")
 )
+@pytest.mark.long
 def test_pairs_that_its_bridge_refuses_are_planned(shape: tuple[int, ...], num_pairs: int, num_refused: int) -> None:
     refused, pairs = 0, 0
     names = ("dp", "cp", "tp")[: len(shape)]

@@ -23,6 +23,7 @@ def contents_of(path: Path) -> Contents:
     return Contents.of(runs, frame_of(runs))
 
 
+@pytest.mark.long
 def test_a_headline_counts_cases_and_variants_and_is_the_end_of_every_report(tmp_path: Path) -> None:
     path = steps(tmp_path, {"slow": 1.7, "fast": 0.5, "same": 1.0})
     first, second = contents_of(path).outcome.lines()
@@ -67,6 +68,7 @@ def test_warnings_are_one_line_unless_they_are_asked_for(tmp_path: Path) -> None
     assert "warning: the machine was busy" in full
 
 
+@pytest.mark.long
 def test_a_page_begins_with_the_answer_tiles_and_the_plot_of_all_variants(tmp_path: Path) -> None:
     path = steps(tmp_path, {"slow": 1.7, "same": 1.0})
     render((path,), tmp_path, "table", None, (), tmp_path / "page.html")

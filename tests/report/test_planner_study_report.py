@@ -125,6 +125,7 @@ def test_no_line_is_longer_than_120_characters(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
+@pytest.mark.long
 def test_the_page_begins_with_the_verdict_and_the_line_of_code(tmp_path: Path) -> None:
     rows = [*many_pairs(calibrated=0.5, direct=0.25), *failing()]
     text_of(write(tmp_path / "lab.jsonl", rows), page=tmp_path / "page.html")
@@ -134,6 +135,7 @@ def test_the_page_begins_with_the_verdict_and_the_line_of_code(tmp_path: Path) -
     assert first.index("use direct for redistributions") < first.index("calibrated_planning(") < first.index("<svg")
 
 
+@pytest.mark.long
 def test_plots_of_a_laboratory_are_drawn_too(tmp_path: Path) -> None:
     path = write(tmp_path / "lab.jsonl", many_pairs(calibrated=0.5, direct=0.25))
     render((path,), NOWHERE, "table", tmp_path / "plots", ())
@@ -179,6 +181,7 @@ def test_lines_of_code_run_and_import_nothing_private_of_ours(planner: str) -> N
     assert tuple(result.shape) == (4, 2)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_a_real_runs_story(tmp_path: Path) -> None:
     """A dozen pairs and every failure of a laboratory on 4 gloo ranks, --quick: all of it comes out and fits."""
     page = tmp_path / "page.html"

@@ -117,6 +117,7 @@ def test_a_step_without_a_path_counts_as_none_of_it(tmp_path: Path) -> None:
     assert found["backward", "fsdp", "reduce_scatter", "dp_shard"]["time_s"] == pytest.approx(0.001)
 
 
+@pytest.mark.long
 def test_exposed_share_where_the_backend_can_overlap(tmp_path: Path) -> None:
     half = tuple({**one, "exposed_s": max(one["each_s"]) / 2} for one in STEP if one["mesh_dim"] == "tp")
     trace = trace_of(tmp_path, half, exposed_reason=None)
@@ -127,6 +128,7 @@ def test_exposed_share_where_the_backend_can_overlap(tmp_path: Path) -> None:
     assert "n/a" in text and f"exposed share unknown: {golden.REASON}" in text
 
 
+@pytest.mark.long
 def test_the_text_says_where_time_goes_and_how_far_to_trust_it(tmp_path: Path) -> None:
     text = text_of(run_file(tmp_path / "a.jsonl", record()))
     flat = " ".join(text.split())
@@ -189,6 +191,7 @@ def test_only_the_ten_most_expensive_owners_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_phases", [True, False])
+@pytest.mark.long
 def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -> None:
     blank = record(steps_s=[])
     for name in ("issued_s", "completed_s"):
@@ -214,6 +217,7 @@ def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -
         ({"phases": {"columns": [], "rows": []}}, "has no end_s, phase, rank, start_s, step"),
     ],
 )
+@pytest.mark.long
 def test_a_trace_that_failed_is_one_sentence(tmp_path: Path, broken: dict[str, Any], said: str) -> None:
     path = run_file(
         tmp_path / "a.jsonl", record(case_id=f"{golden.ID}/x=1", **broken), record(case_id=f"{golden.ID}/x=2")
@@ -257,6 +261,7 @@ def test_rows_are_summed_by_any_columns(tmp_path: Path) -> None:
     assert "toy by owner, explicit" in flat and "layers.0.attention False 1 1.95 KiB 1000 B 17.0 ms" in flat
 
 
+@pytest.mark.long
 def test_a_part_of_the_cases_id_chooses(tmp_path: Path) -> None:
     names = ("a=1", "a=1,b=2", "a=2")
     path = run_file(tmp_path / "a.jsonl", *(record(case_id=f"{golden.ID}/{name}") for name in names))

@@ -92,6 +92,7 @@ def test_the_timeline_has_a_lane_a_mesh_dim_and_shows_the_median_step(tmp_path: 
     assert median_step(selected_trace(run_file(tmp_path / "a.jsonl", three))[0]) == 1
 
 
+@pytest.mark.long
 def test_timelines_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", record())
     text, _ = render_paths((path,), OUT, "table", plots=tmp_path / "plots", page=tmp_path / "page.html")
@@ -107,6 +108,7 @@ def test_timelines_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_page_of_a_part_shows_its_traces_alone(tmp_path: Path) -> None:
     ids = [f"{golden.ID}/x={number}" for number in (1, 2)]
     path, page = run_file(tmp_path / "a.jsonl", *(record(case_id=one) for one in ids)), tmp_path / "page.html"
@@ -214,6 +216,7 @@ def test_different_work_is_cautioned_about(tmp_path: Path) -> None:
     assert text.startswith("warning: one launch per side")
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", record())
     steps = str(ROOT / "tests" / "golden" / "steps.jsonl")

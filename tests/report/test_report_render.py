@@ -189,6 +189,7 @@ def test_csv_and_json_hold_every_case_and_the_same_values() -> None:
     assert (first["median_s"], first["q1_s"], first["q3_s"], first["ci_low_s"]) == (0.005, 0.003, 0.007, None)
 
 
+@pytest.mark.long
 def test_missing_and_odd_fields_crash_nothing(tmp_path: Path) -> None:
     odd = [
         {"type": "run", "schema_version": 1},
@@ -251,6 +252,7 @@ def test_an_unknown_column_is_answered_with_the_nearest() -> None:
         shown(COLLECTIVES, by=("stats",))
 
 
+@pytest.mark.long
 def test_plots_are_written_and_listed_last(tmp_path: Path) -> None:
     report = render((COLLECTIVES, STEPS, MOVES), NOWHERE, "table", tmp_path, ())
     names = ["busbw-f32-collectives", "step-toy", "min_cost-against-greedy-moves"]

@@ -81,6 +81,7 @@ def test_a_layout_that_does_not_fit_is_not_guessed(text: str) -> None:
         {"mesh_shape": "4", "source": "S(0)", "target": "R"},
     ],
 )
+@pytest.mark.long
 def test_every_kind_of_script_is_whole_python_that_uses_all_it_has(
     fields: dict[str, str], planner: str, backend: str
 ) -> None:

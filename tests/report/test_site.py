@@ -37,6 +37,7 @@ def changes_of(series: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return {each["case_id"]: each["levels"] for each in series if len(each["levels"]) > 1}
 
 
+@pytest.mark.long
 def test_the_changes_are_those_of_history(runs: Path, tmp_path: Path) -> None:
     """On each machine, as `history` of that machine's runs."""
     write_runs(runs, "box-2", 20, {SLOWER: [(9, 99, 1.3)]})
@@ -49,6 +50,7 @@ def test_the_changes_are_those_of_history(runs: Path, tmp_path: Path) -> None:
         assert changes_of(own) == changes_of(json.loads(history.stdout)) != {}
 
 
+@pytest.mark.long
 def test_a_selection_and_alternating_commits_are_judged_as_by_history(runs: Path, tmp_path: Path) -> None:
     write_runs(runs, "box-1", 12, {})  # the oldest launches of every commit are of unchanged code
     for index in range(6):  # two commits take turns
@@ -72,6 +74,7 @@ def cases_of(page: Path) -> list[str]:
     return re.findall(r'<tr><td class="left long">(collective/[^<]*)</td>', plain)
 
 
+@pytest.mark.long
 def test_the_headline_counts_regressions_and_pages_have_every_case_once(runs: Path, tmp_path: Path) -> None:
     _, out, _ = site(runs, tmp_path / "site")
     headline = "FAIL: 2 regressions in 14 cases since 2027-01-15, 1 of them recovered. Improvements: 1."
@@ -85,11 +88,13 @@ def test_the_headline_counts_regressions_and_pages_have_every_case_once(runs: Pa
     ("count", "severity"),
     [(24, "PASS: no change in 14 cases"), (4, "UNKNOWN: too few launches to detect a change: 4 launches")],
 )
+@pytest.mark.long
 def test_no_change_and_too_few_launches_are_headlines(tmp_path: Path, count: int, severity: str) -> None:
     code, out, _ = site(write_runs(tmp_path / "results", count=count, factors={}), tmp_path / "site")
     assert code == 0 and out.startswith(severity)
 
 
+@pytest.mark.long
 def test_the_index_reads_only_new_and_changed_files(runs: Path, tmp_path: Path) -> None:
     def num_read() -> int:
         _, _, err = site(runs, tmp_path / "site")
@@ -112,6 +117,7 @@ def test_the_index_reads_only_new_and_changed_files(runs: Path, tmp_path: Path) 
     assert "left out" in out and "broken.jsonl" in out
 
 
+@pytest.mark.long
 def test_a_damaged_or_old_index_is_written_again_and_a_locked_one_is_a_sentence(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +141,7 @@ def test_a_damaged_or_old_index_is_written_again_and_a_locked_one_is_a_sentence(
     assert code == 2 and "another distbench site is writing" in err and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.long
 def test_files_of_others_are_never_overwritten_or_deleted(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir()
@@ -153,6 +160,7 @@ def test_files_of_others_are_never_overwritten_or_deleted(runs: Path, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "site"]
 
 
+@pytest.mark.long
 def test_a_failed_build_leaves_the_earlier_site(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site(runs, tmp_path / "site")
     before = {path: path.read_bytes() for path in (tmp_path / "site").iterdir()}
@@ -173,6 +181,7 @@ def only_new(source: str, target: str) -> None:
         shutil.copy(source, target)
 
 
+@pytest.mark.long
 def test_pages_of_runs_are_written_for_the_newest_and_stay(runs: Path, tmp_path: Path) -> None:
     CliRunner().invoke(main, ["site", "--results", str(runs), "--output-dir", str(tmp_path / "site")])
     first = (tmp_path / "site" / "runs" / "23.html").stat().st_mtime_ns
@@ -184,6 +193,7 @@ def test_pages_of_runs_are_written_for_the_newest_and_stay(runs: Path, tmp_path:
     assert '<a href="runs/24.html">24.jsonl</a>' in text and ">05.jsonl<" in text
 
 
+@pytest.mark.long
 def test_pages_stay_below_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distbench.report.site.MAX_PAGE_BYTES", 110_000)
     results = write_runs(tmp_path / "results")
@@ -220,6 +230,7 @@ def test_a_temporary_level_is_found_where_it_was_made() -> None:
     assert statistics.change_points(logs).own[0] == [9, 18]
 
 
+@pytest.mark.long
 def test_the_commands_and_the_message_of_the_page_are_as_shown(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_auto_is_a_terminal_unless_the_environment_decides(monkeypatch: pytest.M
     assert not uses_color(Terminal())
 
 
+@pytest.mark.long
 def test_color_goes_before_or_after_the_command_and_never_into_data(tmp_path: Path) -> None:
     sides = [str(side) for side in taking_turns(tmp_path, 1e-3, 1.2e-3)]
     try:

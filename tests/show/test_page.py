@@ -44,6 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> SeenPage:
     return page_of_runs(folder, *RUNS, traced)
 
 
+@pytest.mark.long
 def test_every_section_is_in_the_contents_and_what_is_not_well_is_marked(whole: SeenPage) -> None:
     contents = whole.text[whole.text.index("<nav") : whole.text.index("</nav>")]
     names = re.findall(r'<li><a href="#[\w-]+">([^<]*)', contents)
@@ -68,6 +69,7 @@ def test_every_section_is_in_the_contents_and_what_is_not_well_is_marked(whole: 
     ]
 
 
+@pytest.mark.long
 def test_every_table_of_the_report_is_on_the_page(whole: SeenPage) -> None:
     text = render(tuple(RUNS), NOWHERE, "markdown", None, ()).text
     titles = [re.sub(r"\\(.)", r"\1", title) for title in re.findall(r"^\*\*(.*)\*\*$", text, re.MULTILINE)]
@@ -81,6 +83,7 @@ def test_every_table_of_the_report_is_on_the_page(whole: SeenPage) -> None:
     assert {name for _, name in linked} == {"collectives", "moves", "redistribute_lab"}
 
 
+@pytest.mark.long
 def test_a_page_has_the_rows_that_text_leaves_out(tmp_path: Path) -> None:
     rows = []
     for number in range(30):
@@ -129,6 +132,7 @@ def test_the_timeline_says_whose_each_collective_is_and_how_long_it_waited(whole
     assert sum("waiting for the group's slowest rank: 12.0 ms" in spot for spot in named) == 1
 
 
+@pytest.mark.long
 def test_names_hold_anything(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in STEPS.read_text().splitlines()]
     for line in lines[1:5]:
@@ -143,6 +147,7 @@ def test_names_hold_anything(tmp_path: Path) -> None:
     assert page.shown.count(shown) > 10 and any(shown in spot for spot in page.spots)
 
 
+@pytest.mark.long
 def test_a_calibration_is_a_profile_and_its_points(tmp_path: Path) -> None:
     run = test_calibrate.known_run()
     assert calibration_page(tmp_path, run).num_pictures == 2
@@ -160,6 +165,7 @@ def calibration_page(folder: Path, run: Run) -> SeenPage:
     return page_at(folder / "page.html")
 
 
+@pytest.mark.long
 def test_one_step_against_another_is_a_page_too(tmp_path: Path) -> None:
     cases = [trace_records.record(case_id=f"{trace_records.ID}/x={at}") for at in (1, 2)]
     path = trace_records.run_file(tmp_path / "a.jsonl", *cases)

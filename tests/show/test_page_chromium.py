@@ -64,6 +64,7 @@ def browser(children: Children, tmp_path_factory: pytest.TempPathFactory) -> Ite
     started.close()
 
 
+@pytest.mark.long
 def test_the_page_in_a_browser(browser: Browser, page: Path, tmp_path: Path) -> None:
     """All of it in one test: a browser takes a second to start, and a page to open."""
     for width in WIDTHS:

@@ -92,6 +92,7 @@ def invoke(*words: object) -> Result:
         "export pytest-benchmark FILE", "history nothing --results FILE",
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_no_command_prints_what_a_name_would_have_done(tmp_path: Path, command: str) -> None:
     file = named(tmp_path / "evil.jsonl", EVIL)
     done = invoke(*command.replace("FILE", str(file)).replace("GOOD", str(GOLDEN / "steps.jsonl")).split())

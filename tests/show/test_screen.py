@@ -58,6 +58,7 @@ def blocks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.long
 def test_golden_tables_fit_every_screen(blocks: list[Block], width: int) -> None:
     blocks = [block for block in blocks if not isinstance(block, Code)]
     tables = [block for block in blocks if isinstance(block, Table)]
@@ -79,6 +80,7 @@ def check_table(table: Table, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.long
 def test_the_summary_of_golden_runs_fits_every_screen(width: int) -> None:
     contents = golden("collectives", "steps", "redistributions", "laboratory")
     text = text_of(summary(contents, "distbench report"), width)
@@ -109,6 +111,7 @@ def test_names_that_do_not_fit_go_on_in_the_next_line() -> None:
         assert shown == ["".join(name.split()) for name in names]
 
 
+@pytest.mark.long
 def test_a_summary_has_what_failed_first_then_verdicts() -> None:
     text = summary_of([GOLDEN / f"{name}.jsonl" for name in ("laboratory", "steps")], "distbench report")
     assert text.index("toy (tp=4") < text.index("redistribute_lab (")

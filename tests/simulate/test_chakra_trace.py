@@ -51,6 +51,7 @@ def traces_of(*recordings: Recording, hardware: Hardware | None = None) -> tuple
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.long
 def test_dependencies_and_durations_are_the_simulated_step(seed: int) -> None:
     draw = random.Random(seed)
     groups = (((2, 1),), ((4, 2),), ((8, 1),))

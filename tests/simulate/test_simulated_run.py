@@ -133,6 +133,7 @@ def said(*arguments: object) -> str:
     return " ".join(done.output.split())
 
 
+@pytest.mark.long
 def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
     assert (
         "simulated on h100 (9 guessed, 4 fitted, 3 extrapolated figures), not measured: a step 5.00 s, 3 GiB"
@@ -160,6 +161,7 @@ def test_report_says_what_fits_only_because_caches_are_given_back(path: Path) ->
     assert "(tight): fits only because the allocator frees its cache" in said("report", path, "--full")
 
 
+@pytest.mark.long
 def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: Path) -> None:
     other = written(tmp_path / "b", simulated(4))
     text = said("report", "--diff", path, other)

@@ -95,6 +95,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("config", COUNTS)
+@pytest.mark.long
 def test_a_model_at_a_published_size_has_the_published_number_of_parameters(config: str) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     import torch

@@ -28,6 +28,7 @@ def share_of_tables(num_passes: int, slower: dict[int, float], row: int | None =
 
 @pytest.mark.parametrize("num_passes", [8, 12, 24])
 @pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.long
 def test_equal_variants_have_a_verdict_in_at_most_5_percent_of_tables(num_passes: int, skewed: bool) -> None:
     # 150 tables of which 5 % are wrong show more than 16 in 2 of 1000 series.
     assert share_of_tables(num_passes, {}, skewed=skewed) <= 16 / NUM_TABLES
@@ -39,6 +40,7 @@ def test_variants_that_differ_widely_hide_nothing_and_blame_nobody() -> None:
     assert share_of_tables(12, others | {1: 0.25}, row=1) >= 0.9
 
 
+@pytest.mark.long
 def test_power_is_a_matter_of_passes() -> None:
     few, many = share_of_tables(8, {1: 0.15}, row=1), share_of_tables(24, {1: 0.15}, row=1)
     assert few < 0.6 < 0.9 < many

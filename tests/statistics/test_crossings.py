@@ -45,12 +45,14 @@ def tables(rng: np.random.Generator, crossing: float, slope: float) -> list[Cros
     return crossings_of(sizes, comparison.ratio[12:].tolist(), comparison.verdict[12:])
 
 
+@pytest.mark.long
 def test_equal_ways_have_a_crossing_in_at_most_5_percent_of_tables() -> None:
     rng = np.random.default_rng(1)
     # 100 tables of which 5 % are wrong have more than 12 in 1 of 1000 series.
     assert sum(bool(tables(rng, 32768.0, 0.0)) for _ in range(100)) <= 12
 
 
+@pytest.mark.long
 def test_a_known_crossing_is_inside_its_interval_in_95_of_100_tables() -> None:
     rng, inside, found = np.random.default_rng(2), 0, 0
     for _ in range(100):

@@ -76,6 +76,7 @@ def test_many_pairs_are_sampled_and_agree_with_students_t() -> None:
 
 @pytest.mark.parametrize("tail", ["normal", "cauchy"])
 @pytest.mark.parametrize("num_pairs", [5, 10])
+@pytest.mark.long
 def test_the_family_errs_as_seldom_as_promised_whatever_launches_share(tail: str, num_pairs: int) -> None:
     """Cases that rise and fall with their launch, spreads a hundredfold apart, tails without a variance."""
     draw = np.random.default_rng(3)
@@ -92,6 +93,7 @@ def test_the_family_errs_as_seldom_as_promised_whatever_launches_share(tail: str
 
 
 @pytest.mark.parametrize("num_pairs", [5, 10])
+@pytest.mark.long
 def test_what_is_called_detectable_is_found_four_times_in_five(num_pairs: int) -> None:
     draw = np.random.default_rng(4)
     tries, rows, tolerance = 400, 30, np.full(30, np.log(1.05))

@@ -49,6 +49,7 @@ GIVEN = "given f32[2,16,12] and gate=f32[2,16,12]"
 )
 # Above the limit nothing is run again with values, as with models that are too large for it.
 @pytest.mark.parametrize("limit", [0, 20_000_000])
+@pytest.mark.long
 def test_what_cannot_run_is_one_sentence_with_the_module_and_what_it_got(
     context: RankContext, monkeypatch: pytest.MonkeyPatch, fault: str, where: str, what: str, limit: int
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_torch_without_such_tensors_still_has_the_plan_applied(
 
 
 @pytest.mark.parametrize("style", ["vocabulary", "loss_parallel", "prepare_both"])
+@pytest.mark.long
 def test_masked_embeddings_and_dtensors_need_no_values(
     context: RankContext, monkeypatch: pytest.MonkeyPatch, style: str
 ) -> None:
