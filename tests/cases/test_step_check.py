@@ -309,6 +309,7 @@ def test_a_model_that_cannot_be_rounded_otherwise_keeps_the_blanket_bound(contex
     assert "rounding could not be measured (TypeError: bf16 only)" in told
 
 
+@pytest.mark.long
 def test_a_variant_again_is_checked_again_and_a_wrong_one_after_a_right_one_is_wrong(
     context: RankContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_an_expert_over_tp_is_sharded_by_expert_and_by_its_hidden_size(
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.long
 def test_experts_over_tp_exchange_tokens_over_ep_alone_and_sum_what_comes_out_over_tp_once(
     experts_over_tp: tuple[TrainingStep, list[Communication]],
 ) -> None:

@@ -201,6 +201,7 @@ def test_only_the_modules_that_match_are_compiled() -> None:
     assert not importlib.import_module("torch._functorch.config").enable_autograd_cache
 
 
+@pytest.mark.long
 def test_a_row_wise_embedding_compiles_whatever_an_earlier_compilation_left_of_its_mask(context: RankContext) -> None:
     with FakeTensorMode():  # as a compiler computes shapes
         weight = DTensor.from_local(torch.ones(4, 8), context.mesh, [Shard(0)])

@@ -111,6 +111,7 @@ def test_a_model_at_a_published_size_has_the_published_number_of_parameters(conf
 
 
 @pytest.mark.filterwarnings("ignore")  # of torchtitan's imports
+@pytest.mark.long
 def test_torchtitans_configurations_are_built_with_their_own_parallelize_function() -> None:
     reason = "torchtitan is not installed with all that its registries import"
     try:
