@@ -1,5 +1,6 @@
 """Detection of slow ranks, hosts and links: each item is compared with the median of comparable items, pass by pass."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -378,9 +379,9 @@ def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...]
     scatter = max(spread**2 - float(np.median(variances)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
     num_slow, p_slow = _slow_passes(against, spread)
-    if quantity == LATENCY:
-        # A busy CPU delays the small messages of a rank in several passes.
-        p_slow = np.ones_like(p_slow)
+    # What is slow in some passes is slower on average, too. A busy CPU delays the small messages of a rank in several
+    # passes.
+    p_slow = np.where((center > math.log(1 + THRESHOLD) / 2) & (quantity != LATENCY), p_slow, 1.0)
     return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM, num_slow, p_slow)
 
 
