@@ -141,7 +141,7 @@ def _lines_of(jobs: "Sequence[Job]", answers: Any) -> tuple[list[str], int]:
         head += f": {count_text(len(by_problem), 'problem')}" if by_problem else ""
         problems = [f"  - {problem}{_whose(labels, len(variants))}" for problem, labels in by_problem.items()]
         if len(problems) > MAX_PROBLEMS:
-            problems[MAX_PROBLEMS - 1 :] = [f"  ... {len(problems) - MAX_PROBLEMS + 1} more problems"]
+            problems[MAX_PROBLEMS - 1 :] = [f"  ... {len(problems) - MAX_PROBLEMS + 1} more"]
         meshes = [f"  --mesh {mesh} works (checked){_whose(labels, len(variants))}" for mesh, labels in by_mesh.items()]
         all_lines += [head, *problems, *meshes[:MAX_TRIED], *lines]
         num_problems += len(by_problem)

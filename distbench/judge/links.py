@@ -1,6 +1,5 @@
 """Detection of slow ranks, hosts and links: each item is compared with the median of comparable items, pass by pass."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -379,9 +378,9 @@ def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...]
     scatter = max(spread**2 - float(np.median(variances)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
     num_slow, p_slow = _slow_passes(against, spread)
-    # What is slow in some passes is slower on average, too. A busy CPU delays the small messages of a rank in several
-    # passes.
-    p_slow = np.where((center > math.log(1 + THRESHOLD) / 2) & (quantity != LATENCY), p_slow, 1.0)
+    if quantity == LATENCY:
+        # A busy CPU delays the small messages of a rank in several passes.
+        p_slow = np.ones_like(p_slow)
     return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM, num_slow, p_slow)
 
 
@@ -613,7 +612,9 @@ def _named(family: Sequence[Effects], links: LinkRun) -> list[Outlier]:
         stdtr(effects.freedom, (np.log1p(THRESHOLD) - effects.center) / np.maximum(effects.error, 1e-12))
         for effects in family
     ]
-    smaller_p = [np.minimum(2 * np.minimum(p_mean, of.p_slow), 1) for p_mean, of in zip(p, family, strict=True)]
+    # What is slow in some passes is slower on average, too.
+    p_at_times = [np.where(of.center > np.log1p(THRESHOLD) / 2, of.p_slow, 1.0) for of in family]
+    smaller_p = [np.minimum(2 * np.minimum(*both), 1) for both in zip(p, p_at_times, strict=True)]
     adjusted = holm(np.concatenate([*smaller_p, np.empty(0)]))
     return [_outlier(*tests[test], links) for test in np.flatnonzero(adjusted <= LEVEL / NUM_FAMILIES).tolist()]
 

@@ -159,7 +159,7 @@ def _table(comparison: Comparison, full: bool) -> Table:
     rows = Rows(sides, lambda side: _row(comparison, *side))
     size = size_text(comparison.payload_bytes)
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), largest differences first"
-    notes = [f"... {len(pairs) - MAX_PAIRS} more pairs, listed by --format csv"] if len(pairs) > MAX_PAIRS else []
+    notes = [f"... {len(pairs) - MAX_PAIRS} more: see --format csv"] if len(pairs) > MAX_PAIRS else []
     if num_left_out := len(comparison.rows) - len(pairs):
         notes.append(f"{count_text(num_left_out, 'pair')} without a difference beyond noise: see --full")
     notes += _notes(comparison)

@@ -235,7 +235,7 @@ def _times_and_checks(
     """The table of times, and if `full` the table `checks`. If not `full`, rows within noise are only counted."""
     shown_rows = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
     if num_left_out := len(rows) - len(shown_rows):
-        notes = [f"{num_left_out} more variants {WITHIN_NOISE} of their baseline are listed by --full", *notes]
+        notes = [f"{count_text(num_left_out, 'variant')} {WITHIN_NOISE} of the baseline: see --full", *notes]
     times = table_of(title, columns, shown_rows, notes, (), optional, where_known)
     return [capped(table, MAX_ROWS) for table in ((times, checks) if full else (times,))]
 

@@ -438,4 +438,4 @@ def _reasons(left_out: Mapping[str, str]) -> Iterator[str]:
     """Yield each reason once, with its first variant and the number of other variants."""
     for reason, count in Counter(left_out.values()).items():
         first = next(label for label in left_out if left_out[label] == reason)
-        yield f"{first}{f' (and {count - 1} more variants)' if count > 1 else ''}: {reason}"
+        yield f"{first}{f' (and {count - 1} more)' if count > 1 else ''}: {reason}"
