@@ -612,7 +612,7 @@ def _named(family: Sequence[Effects], links: LinkRun) -> list[Outlier]:
         stdtr(effects.freedom, (np.log1p(THRESHOLD) - effects.center) / np.maximum(effects.error, 1e-12))
         for effects in family
     ]
-    # What is slow in some passes is slower on average, too.
+    # A part that is slow in some passes is slower on average, too.
     p_at_times = [np.where(of.center > np.log1p(THRESHOLD) / 2, of.p_slow, 1.0) for of in family]
     smaller_p = [np.minimum(2 * np.minimum(*both), 1) for both in zip(p, p_at_times, strict=True)]
     adjusted = holm(np.concatenate([*smaller_p, np.empty(0)]))

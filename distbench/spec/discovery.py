@@ -103,7 +103,7 @@ def _recipe(source: str, config: str | None) -> Entry:
 
 @cache
 def _parsed(text: str) -> ast.Module:
-    # Programs that use the Python API ask for the same files many times.
+    # Programs that use the Python API read the same files many times.
     return ast.parse(text)
 
 
