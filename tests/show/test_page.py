@@ -90,7 +90,7 @@ def test_a_page_has_the_rows_that_text_leaves_out(tmp_path: Path) -> None:
         pair = f"S({number})->R"
         rows += [moved(pair, "greedy", 10.0, f"{pair} by greedy"), moved(pair, "min_cost", 5.0, f"{pair} otherwise")]
     path = write(tmp_path / "moves.jsonl", rows)
-    assert "... 10 more pairs" in render((path,), NOWHERE, "table", None, (), full=True).text
+    assert "... 10 more: see" in render((path,), NOWHERE, "table", None, (), full=True).text
     page = page_of_runs(tmp_path, path)
     (table,) = (table for title, table in zip(page.titles, page.tables, strict=True) if "largest differences" in title)
     assert len(table) == 1 + 2 * 30 and "more pairs" not in page.shown
