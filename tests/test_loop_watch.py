@@ -122,6 +122,7 @@ def named(found: Any, name: str) -> set[tuple[str, str]]:
     return {(rank, group) for rank, group, *_ in found[name]["late"]}
 
 
+@pytest.mark.long
 def test_the_sleeping_rank_is_named_while_the_loop_runs_and_at_its_end(found: Any) -> None:
     assert named(found, "sleeper") == {("rank 2", "0-3")}
     ((*_, late_s),) = found["sleeper"]["late"]
@@ -130,37 +131,45 @@ def test_the_sleeping_rank_is_named_while_the_loop_runs_and_at_its_end(found: An
     assert re.match(r"watch: step (16|18|20|22): FAIL: rank 2 \(host ", first)  # when the others have sent 8 samples
 
 
+@pytest.mark.long
 def test_late_ranks_of_two_mesh_dims_are_named_and_their_partners_are_not(found: Any) -> None:
     assert named(found, "2-D") == {("rank 1", "tp 0-1"), ("rank 2", "dp 0,2")}
 
 
+@pytest.mark.long
 def test_work_after_the_last_collective_of_ddp_makes_a_rank_late(found: Any) -> None:
     assert named(found, "ddp") == {("rank 2", "0-3")}
 
 
+@pytest.mark.long
 def test_an_exception_on_a_rank_ends_its_watch_and_no_rank_waits(found: Any) -> None:
     assert "watch: FAIL: rank 1" in found["raised"]["printed"] and found["raised"]["took_s"] < 8
 
 
+@pytest.mark.long
 def test_rank_0_does_not_wait_long_for_a_rank_that_stays_in_the_block(found: Any) -> None:
     assert named(found, "leaves late") == {("rank 1", "0-3")} and found["leaves late"]["took_s"] < 5
 
 
+@pytest.mark.long
 def test_ranks_that_step_less_often_are_compared_over_the_common_steps(found: Any) -> None:
     ((*_, num_samples, _),) = found["uneven"]["late"]
     assert named(found, "uneven") == {("rank 0", "0-3")} and num_samples == 7
 
 
+@pytest.mark.long
 def test_a_step_after_the_block_is_refused(found: Any) -> None:
     assert found["after"].startswith("watch.step() was called outside of its `with distbench.watch(...)` block")
 
 
+@pytest.mark.long
 def test_too_few_steps_are_unknown(found: Any) -> None:
     assert "UNKNOWN: 2 sampled steps of group 0-3 are too few; 4 are needed" in found["few"]["printed"]
     assert "UNKNOWN: no group of ranks has sampled steps." in found["no step"]["printed"]
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
+@pytest.mark.long
 def test_the_command_names_the_late_rank_of_real_dumps_of_flight_recorder(found: Any, form: str) -> None:
     done = CliRunner().invoke(main, ["watch", str(found["folder"] / form), "--ranks-per-host", "4", "--json"])
     assert done.exit_code == 1, done.output

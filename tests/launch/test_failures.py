@@ -120,6 +120,7 @@ def test_ranks_of_another_launcher_that_would_run_different_cases_are_refused(
     assert "give all ranks the same command and files" in done.stderr and run_files(tmp_path) == []
 
 
+@pytest.mark.long
 def test_one_launch_of_another_launcher_runs_several_scenarios(ranks: Ranks, tmp_path: Path) -> None:
     """torchrun's store outlives a job: the next one must not find the last one's keys in it."""
     names = [f"{DATA / 'tiny.py'}", f"{MISDEEDS}"]
@@ -162,6 +163,7 @@ def test_only_ranks_of_this_launch_are_asked_for_their_stacks(
             process.wait()
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_given_up_with_every_stack(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_case_that_leaves_ranks_out_of_step_is_the_one_that_ends_the_launch(ru
     assert "ranks have issued different collectives" in run.cases[0]["error"] and run.footer["num_relaunches"] == 1
 
 
+@pytest.mark.long
 def test_a_call_that_ddp_does_not_see_is_told_so_and_not_to_replicate(runs: dict[str, Any]) -> None:
     row, own = runs["own_calls_ddp"].cases
     assert row["status"] == "wrong" and "bypasses the model's forward" in row["error"]

@@ -20,7 +20,7 @@ SCENARIOS += ("dtensor_ops", "llama_inference", "pipeline", "moe_tp", "replicate
 SCENARIOS += ("state_checkpoint", "cp_documents")
 IN_PASSES = "tp_mlp"
 # Without --all, the launch has only these.
-CORE = ("collectives", "tp_mlp", "llama_2d", "redistribute")
+CORE = ("collectives", "tp_mlp", "llama_2d")
 MIN_SAMPLES, FEWER = (
     5,
     dict.fromkeys(("redistribute", "dtensor_ops", "llama_2d", *SCENARIOS[-6:], "cp_attention"), 1),
@@ -171,6 +171,7 @@ def test_context_parallel_runs_every_rotation_balanced_or_not_with_the_output_sh
         assert ("output_rel_error" in record["counters"]) is is_whole
 
 
+@pytest.mark.long
 def test_redistribution_moves_every_source_to_a_target_with_both_planners(shipped: dict[str, Run]) -> None:
     cases = shipped["redistribute"].cases
     # 16 sources to 3 targets, less those to themselves; small and large are one size, nothing is measured again.
@@ -199,6 +200,7 @@ def test_an_operator_says_what_it_redistributes_unasked_and_each_planner_pays_it
     assert set(paid["greedy"]["phases_s"]) == {"forward", "backward"}
 
 
+@pytest.mark.long
 def test_the_planners_take_different_paths_where_they_should(shipped: dict[str, Run]) -> None:
     paths: dict[tuple[str, ...], dict[str, str]] = {}
     for record in shipped["redistribute"].cases:
