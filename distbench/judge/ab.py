@@ -205,7 +205,9 @@ class Terms:
         """
         fewest, most = self.num_launches
         limit = f"at most {_minutes(self.budget_s)} (--max-time)"
-        launches = f"{fewest} to {most} launches" if most > fewest else f"{most} launches"
+        # A bisection on a noisy machine measures further pairs.
+        usually = "usually " if self.num_commits else ""
+        launches = usually + (f"{fewest} to {most} launches" if most > fewest else f"{most} launches")
         if launch_s is None:
             return f"cost: {launches}, unknown time; {limit}. The first pair shows the time of a launch"
         if fewest * launch_s > self.budget_s:
