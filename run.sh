@@ -116,8 +116,8 @@ shipped() {
 
 quick_start() {
     local code=0 list page=results/report.html
-    # The tag "further" marks scenarios for a second look: the first look must take about two minutes. So are the other
-    # options and redistributions.
+    # The first look must take about two minutes. Scenarios with the tag "further", the other options and the other
+    # redistributions are for a second look.
     list=$(shipped further)
     mapfile -t names < <(grep -vx llama_2d <<<"$list")
     rm -f "$page"

@@ -212,7 +212,9 @@ def plan_redistribution(
             elif name == CALIBRATED:
                 plans[name] = _cheapest_plan(setting, source, target, max_bytes, zero_fill, may_exceed)
             else:
-                raise NotHandled(f"planner {name} plans on ranks only; measure it with distbench run redistribute")
+                raise NotHandled(
+                    f"planner {name} plans on ranks only; measure this planner with distbench run redistribute"
+                )
         except (NotHandled, NoPath) as reason:
             reasons.append(str(reason))
     if not plans:

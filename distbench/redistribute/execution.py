@@ -32,7 +32,7 @@ def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torc
     """Return this rank's shard of the target layout; every rank of the mesh must call it.
 
     The result is differentiable: backward executes `plan.backward`. In compiled code the plan is one operator.
-    Outside of it, the result of a plan that communicates nothing may share `local`'s storage.
+    Outside of compiled code, the result of a plan without communication may share `local`'s storage; write to a copy.
 
     Args:
         local: this rank's shard of the source layout, which must not be written to until the result is there. For

@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from conftest import run_files
 from processes import Ranks
 
+from benchmarks.links_lab import Faults
+from benchmarks.simulated_links import simulated
 from distbench.cases.links import (
     ACROSS,
     SAME_PLACE,
@@ -26,8 +28,8 @@ from distbench.cases.links import (
     tournament,
 )
 from distbench.cli.main import main
-from distbench.judge.links import LinkRun, link_run_of, rank_effects, relative_to, verdict_of
-from distbench.judge.links_text import judged, link_figures, link_lines, link_tables
+from distbench.judge.links import RANK, LinkRun, link_run_of, rank_effects, relative_to, verdict_of
+from distbench.judge.links_text import judged, link_figures, link_lines, link_tables, slow_in, verdict_on
 from distbench.records.run_file import Run, read_run
 from distbench.show import plots
 from distbench.spec import Settings
@@ -318,6 +320,21 @@ def test_a_rank_a_link_and_a_host_that_lose_packets_fail(lossy: list[tuple[int, 
     sentences = verdict.lines[0].removeprefix("FAIL: ").split("; ")
     assert any(sentence.startswith(f"{named} loses ") and "on eth1" in sentence for sentence in sentences)
     assert len(sentences) == (2 if named.startswith("rank 1") else 1)
+
+
+def test_one_lost_packet_is_no_lossy_link() -> None:
+    """With segmentation offload one lost packet is up to 45 retransmitted segments: 11 by each rank at each size."""
+    assert not any("packets" in line for line in link_lines(with_segments({(1, 4): 11})))
+    assert any("link 1-4 (on a and b) loses" in line for line in link_lines(with_segments({(1, 4): 450})))
+
+
+@pytest.mark.long
+def test_a_host_with_one_slow_rank_is_not_named_as_slow_at_times() -> None:
+    """Its mean is near the limit in some passes, though nearly all of its ranks are as fast as others."""
+    faults = Faults(computes=(177,), cable=(367,))
+    verdict = verdict_on(simulated(512, faults, np.random.default_rng([1, 512, 11, 4])))
+    found = {(part.kind, part.ranks, slow_in(part)) for part in verdict.parts}
+    assert found == {(RANK, (177,), "computing"), (RANK, (367,), "large messages")}
 
 
 def test_segments_that_the_loopback_interface_retransmits_are_no_lost_packets() -> None:

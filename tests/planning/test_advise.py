@@ -23,8 +23,9 @@ from distbench.planning.advice import pair_text, ranking_text
 from distbench.planning.cost_profile import Line, load_profile
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.layout_drawing import check_picture, diagram_of, drawing_of
+from distbench.planning.placement_states import NotHandled
 from distbench.planning.recommendation import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
-from distbench.planning.redistribution_plans import Setting
+from distbench.planning.redistribution_plans import Setting, plan_redistribution
 from distbench.planning.redistribution_request import TorchAnswers, TorchPath, every_pair, pair_of, setting_of
 from distbench.spec.errors import UserError
 from distbench.spec.placements import PLANNERS
@@ -360,6 +361,12 @@ def test_layouts_that_are_none_are_refused_with_what_to_write(source: str, targe
     with pytest.raises(UserError) as raised:
         pair_of(source, target, setting_of("4,4", "bf16", "2x4"))
     assert says in str(raised.value)
+
+
+def test_a_planner_without_a_plan_here_does_not_get_the_plan_of_another() -> None:
+    setting = setting_of("4,4", "f32", "2x4")
+    with pytest.raises(NotHandled, match="replicate plans on ranks only"):
+        plan_redistribution(setting, *pair_of("S(0)R", "RR", setting), "replicate")
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_planning(tmp_path: Path) -> None:

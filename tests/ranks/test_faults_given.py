@@ -130,6 +130,16 @@ def test_a_size_that_no_buffer_has_is_refused(size: Any) -> None:
         next(collective_cases(scenario, context))
 
 
+@pytest.mark.parametrize(("sizes", "measured"), [((2, 1, 2), {"a", "c"}), ((1, 1, 1), {"a", "b", "c"})])
+def test_a_mesh_dim_of_one_rank_is_measured_only_if_no_other_has_more(
+    sizes: tuple[int, ...], measured: set[str]
+) -> None:
+    scenario = Scenario(collectives=(Collectives(ops=("all_gather",), sizes_bytes=(64,)),))
+    size_of = dict(zip("abc", sizes, strict=True))
+    context: Any = SimpleNamespace(mesh_dims=tuple(size_of), size=size_of.__getitem__)
+    assert {spec.case.params["mesh_dim"] for spec in collective_cases(scenario, context)} == measured
+
+
 class Odd(Exception):
     def __str__(self) -> str:
         raise ValueError("no")

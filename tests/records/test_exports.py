@@ -114,6 +114,12 @@ def test_nccl_tests_files_are_read_back(tmp_path: Path) -> None:
     busbw = [case["counters"]["reported_busbw_gb_per_s"] for run in written for case in run.cases]
     rates = [row["value"] for row in source.values() if row["unit"] == "GB/s"]
     assert sorted(filter(None, busbw)) == pytest.approx(sorted(rates))
+    # As nccl-tests write them: a sum where the op reduces, a root where the op has one.
+    files = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
+    how = {(file["args"][0], row["redop"], row["root"]) for file in files for row in file["results"]}
+    wanted = {("all_reduce_perf", "sum", "-1"), ("reduce_scatter_perf", "sum", "-1"), ("broadcast_perf", "none", "0")}
+    wanted |= {(f"{op}_perf", "none", "-1") for op in ("all_gather", "alltoall", "mystery")}
+    assert how == wanted
     again = export("nccl-tests", COLLECTIVES, output=tmp_path / "out")
     assert again.exit_code == 2 and "is not a new folder" in again.stderr
     refused = export("nccl-tests", STEPS, output=tmp_path / "steps")
