@@ -28,6 +28,9 @@ STARTS = (
     (multiprocessing.util, "spawnv_passfds"),
 )
 
+# matplotlib lists the fonts in whichever test draws the first plot on a machine, and keeps the list for later processes.
+FONT_LIST = "fc-list"
+
 
 class Guard:
     """Refuses to start processes while a test runs that is not marked for it."""
@@ -48,7 +51,9 @@ class Guard:
 
     def guarded(self, function: Callable[..., Any], what: str) -> Callable[..., Any]:
         def start(*arguments: Any, **named: Any) -> Any:
-            self.refuse(f"{what} {_command(what, arguments, named)}".strip())
+            command = _command(what, arguments, named)
+            if not command.startswith(FONT_LIST):
+                self.refuse(f"{what} {command}".strip())
             return function(*arguments, **named)
 
         return start
