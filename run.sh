@@ -37,10 +37,10 @@ fail() {
 # Prints the extras of pyproject.toml that a command needs in addition to the package itself.
 extras_of() {
     case "$1" in
-        test | gpu-tests | torches) echo test docs hf torchx ;;
+        test | gpu-tests | torches) echo test docs hf torchx spmd ;;
         check) echo check ;;
         docs) echo docs ;;
-        bench | screens) echo test hf ;;
+        bench | screens) echo test hf spmd ;;
     esac
 }
 

@@ -45,7 +45,7 @@ SWEEPS = {262144: (10, 3), 2097152: (10, 3), 8388608: (32, 4), 33554432: (6, 2)}
 # Backward's size to (pairs, turns); the gradients of these pairs must move too.
 BACKWARD = {8388608: (16, 3)}
 # Bytes, pairs and turns of the comparison with spmd_types' own calls.
-SPMD = (8388608, 16, 3)
+SPMD = (8388608, 16, 8)
 SAMPLES_A_TURN, CALIBRATION_SAMPLES, SEED = 3, 7, 20260101
 
 

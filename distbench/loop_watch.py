@@ -30,11 +30,11 @@ from distbench.judge.late_ranks import (
     LatenessVerdict,
     LateRank,
     judge_arrivals,
-    ranks_text,
 )
 from distbench.observe.module_attribution import mesh_dims_by_ranks
 from distbench.ranks.device import Accelerator
 from distbench.spec.errors import UserError
+from distbench.spec.printable_text import ranks_text
 from distbench.torch_private import Issued, Unsupported, default_store, finished_parameter, timed_collectives
 
 # A smaller lateness is not reported, as a share of the median sampled step.

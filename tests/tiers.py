@@ -28,7 +28,7 @@ STARTS = (
     (multiprocessing.util, "spawnv_passfds"),
 )
 
-# matplotlib lists the fonts in whichever test draws the first plot on a machine, and keeps the list for later processes.
+# matplotlib lists the fonts when a machine draws its first plot, and keeps the list for later processes.
 FONT_LIST = "fc-list"
 
 

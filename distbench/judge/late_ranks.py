@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from distbench.records.late_rank_files import CollectiveTimes
 from distbench.show.units import brief_time_text, decimals_for, time_scale
-from distbench.spec.printable_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed, ranks_text
 from distbench.statistics.intervals import Floats, median, median_ci
 
 ALPHA = 0.05
@@ -222,13 +222,6 @@ def _detectable(judged: Sequence[GroupArrivals], num_tests: int, samples: str, a
         f"Detectable: a rank that is last in {count} of {len(group.arrivals_s)} {samples}, by {least} per {group.per} "
         f"or more."
     )
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return `4-7` for consecutive ranks, `0,2,4,6` for other ranks."""
-    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return listed([str(rank) for rank in ranks], 8, ",", ",... ({} more)")
 
 
 class Lateness(NamedTuple):

@@ -23,12 +23,17 @@ from distbench.spec import Job, UserError
 from distbench.spec.errors import FAILURES
 from distbench.spec.job import JOB_FILE, LAUNCH_LOG
 from distbench.spec.json_decoder import Count, Date, Format, among, read_record
-from distbench.spec.printable_text import clean
+from distbench.spec.printable_text import clean, listed, ranks_text
+from distbench.spec.user_code import place_in_user_code
 
 POLL_S = 0.1
 STACKS_WAIT_S = 0.5
 PROBE_BYTES = 8192  # more than the record of a rank's failure
 MAX_ERROR = 300  # characters
+MAX_PLACES = 4
+# In a log: the stack of the main thread, which gets the signal, and its frames, innermost first.
+_STACK = re.compile(r"^Current thread .*\(most recent call first\):\n((?:  .*\n)+)", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
 MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # size of each log
 
 
@@ -329,7 +334,26 @@ def _why_hung(job: Job, joined: Joined | None, attempt: Attempt) -> str:
         return f"the launch did not end for {job.timeout_s:g} s after its last case; its logs are in {job.log_dir}"
     between = "set-up" if attempt.num_cases is None else "the launch"
     hung = f"case {attempt.running.id}" if attempt.running else between
-    return f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {job.log_dir}"
+    stacks = f"each rank's stack is in {job.log_dir}"
+    return f"{hung} made no progress for {job.timeout_s:g} s{where_ranks_are(Path(job.log_dir))}; {stacks}"
+
+
+def where_ranks_are(log_dir: Path) -> str:
+    """Return the line of the user's code at which each rank of this host is, by the stacks in the logs.
+
+    A rank outside of the user's code issued all collectives of that code. "" if no rank is in the user's code.
+    """
+    ranks: dict[str, list[int]] = {}
+    for path in log_dir.glob("rank*.log"):
+        with contextlib.suppress(OSError, ValueError):
+            if stacks := _STACK.findall(path.read_text(encoding="utf-8", errors="replace")):
+                frames = [(file, int(line)) for file, line in _FRAME.findall(stacks[-1])]
+                ranks.setdefault(place_in_user_code(frames), []).append(int(path.stem.removeprefix("rank")))
+    places = sorted(
+        (sorted(numbers), f"at {place}" if place else "outside of your code") for place, numbers in ranks.items()
+    )
+    texts = [f"rank{'s' * (len(numbers) > 1)} {ranks_text(numbers)} {place}" for numbers, place in places]
+    return f" ({listed(texts, MAX_PLACES)})" if any(ranks) else ""
 
 
 def ask_for_stacks(log_dir: Path, launcher: int) -> None:

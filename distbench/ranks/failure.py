@@ -3,17 +3,15 @@
 import contextlib
 import inspect
 import json
-import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from distbench.spec.errors import FAILURES, UserError
 from distbench.spec.file_io import write_whole
+from distbench.spec.user_code import place_in_user_code
 
 MAX_MESSAGE = 500  # characters
 
@@ -75,17 +73,7 @@ def called_at() -> str:
 
 
 def _own_place(frames: traceback.StackSummary, in_packages: bool = False) -> str:
-    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    own_package = Path(__file__).parents[1]
-    # torch on PYTHONPATH is outside the folders of installed packages.
-    skipped = (f"{Path(torch.__file__).parent}/", str(own_package), "<")
-    for frame in reversed(frames):
-        is_package = "site-packages" in frame.filename
-        is_installed = (is_package and not in_packages) or (not is_package and frame.filename.startswith(installed))
-        is_skipped = is_installed or frame.filename.startswith(skipped)
-        if not is_skipped or frame.filename.startswith(str(own_package / "scenarios")):
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
+    return place_in_user_code(((frame.filename, frame.lineno) for frame in reversed(frames)), in_packages)
 
 
 def one_line_and_place(error: BaseException) -> str:

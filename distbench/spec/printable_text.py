@@ -26,6 +26,13 @@ def listed(texts: Sequence[str], most: int, separator: str = ", ", rest: str = "
     return separator.join(texts[:most]) + (rest.format(len(texts) - most) if len(texts) > most else "")
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return `4-7` for consecutive ranks, `0,2,4,6` for other ranks."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return listed([str(rank) for rank in ranks], 8, ",", ",... ({} more)")
+
+
 def capped_lines(lines: Sequence[str], most: int, rest: str = "... {} more") -> list[str]:
     """Return the first `most` lines, and one line with the number of omitted lines."""
     return [*lines[:most], *([rest.format(len(lines) - most)] if len(lines) > most else [])]

@@ -101,12 +101,12 @@ EXTRAS = {
     (): "",
     ("list",): "",
     ("signatures",): "",
-    ("test", "--fast"): "[test,docs,hf,torchx]",
-    ("gpu-tests",): "[test,docs,hf,torchx]",
-    ("torches", "newest"): "[test,docs,hf,torchx]",
+    ("test", "--fast"): "[test,docs,hf,torchx,spmd]",
+    ("gpu-tests",): "[test,docs,hf,torchx,spmd]",
+    ("torches", "newest"): "[test,docs,hf,torchx,spmd]",
     ("check",): "[check]",
     ("docs",): "[docs]",
-    ("bench", "check"): "[test,hf]",
+    ("bench", "check"): "[test,hf,spmd]",
 }
 
 

@@ -13,8 +13,8 @@ from distbench.judge.late_ranks import (
     fewest_samples,
     judge_arrivals,
     latenesses,
-    ranks_text,
 )
+from distbench.spec.printable_text import ranks_text
 
 MS = 1e-3
 

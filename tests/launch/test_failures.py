@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import DATA, run_files
 from processes import PATIENCE_S, Children, Ranks, slowness
 
-from distbench.launch.watch_ranks import ask_for_stacks
+from distbench.launch import watch_ranks
+from distbench.launch.watch_ranks import ask_for_stacks, where_ranks_are
 from distbench.records.run_file import read_run
 
 MISDEEDS = f"{DATA / 'misdeeds.py'}::misdeeds"
@@ -163,6 +165,22 @@ def test_only_ranks_of_this_launch_are_asked_for_their_stacks(
             process.wait()
 
 
+def test_the_line_of_each_hung_rank_is_read_from_its_stack(tmp_path: Path) -> None:
+    """Some ranks wait in a backward that rank 1 does not run; a rank without a stack is left out."""
+    other = 'Thread 0x00 (most recent call first):\n  File "/mine/loader.py", line 3 in load\n\n'
+    waiting = (
+        f'  File "{torch.__path__[0]}/autograd/graph.py", line 8 in run\n  File "/mine/step.py", line 24 in step\n'
+    )
+    outside = f'  File "{watch_ranks.__file__}", line 9 in gather\n'
+    for rank, frames in enumerate((waiting, outside, waiting, "")):
+        stack = frames and f"{other}Current thread 0x01 [python] (most recent call first):\n{frames}"
+        (tmp_path / f"rank{rank}.log").write_text(f"text of the model\n{stack}")
+    assert where_ranks_are(tmp_path) == " (ranks 0,2 at /mine/step.py:24; rank 1 outside of your code)"
+    (tmp_path / "rank0.log").unlink()
+    (tmp_path / "rank2.log").unlink()
+    assert where_ranks_are(tmp_path) == ""
+
+
 @pytest.mark.long
 def test_a_rank_that_hangs_is_given_up_with_every_stack(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,7 +192,9 @@ def test_a_rank_that_hangs_is_given_up_with_every_stack(
     given = ("--results", str(tmp_path), "--set", "misdeed=hang", "--timeout", str(timeout_s))
     done = ranks.run_here("run", MISDEEDS, *SHORT, *given)
     assert done.exit_code == 1, done.output
-    assert f"made no progress for {timeout_s} s" in done.stderr
+    assert re.search(rf"made no progress for {timeout_s} s \(.*rank 1 at \S+misdeeds\.py:\d+\)", done.stderr), (
+        done.stderr
+    )
     assert outcome_of(tmp_path) == ["ok", "ok", "timeout", "ok", "ok"]
     log, again = sorted(tmp_path.rglob("rank1.log"))
     assert again.parent.name == "relaunch1" or log.parent.name == "relaunch1"
