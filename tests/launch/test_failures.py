@@ -175,7 +175,7 @@ def test_the_line_of_each_hung_rank_is_read_from_its_stack(tmp_path: Path) -> No
     for rank, frames in enumerate((waiting, outside, waiting, "")):
         stack = frames and f"{other}Current thread 0x01 [python] (most recent call first):\n{frames}"
         (tmp_path / f"rank{rank}.log").write_text(f"text of the model\n{stack}")
-    assert where_ranks_are(tmp_path) == " (ranks 0,2 at /mine/step.py:24; rank 1 outside of your code)"
+    assert where_ranks_are(tmp_path) == " (ranks 0,2 at /mine/step.py:24, rank 1 outside of your code)"
     (tmp_path / "rank0.log").unlink()
     (tmp_path / "rank2.log").unlink()
     assert where_ranks_are(tmp_path) == ""
