@@ -71,6 +71,7 @@ def _over_launches(times: Sequence[float]) -> str:
 MAX_ROWS = 40
 MAX_PASSES = 10  # number of rows if every case passed
 MAX_NAMED = 20
+MANY_PAIRS = 40  # of more pairs, longer launches are the better advice
 MAX_MARKDOWN_BYTES = 1 << 20  # of a GitHub step summary
 MORE, MORE_LINES = "more: --format json", "... {} more such lines: --format json"
 SCENARIO = ("<scenario",)  # column for several scenarios
@@ -159,7 +160,11 @@ def _of_unknown(gated: Gated, scenario: str) -> tuple[str, str]:
 def _of_undecided(gated: Gated, scenario: str) -> tuple[str, str]:
     undecided = [case for case in gated.cases if case.verdict == INCONCLUSIVE]
     needed = [metric.num_launches + metric.num_more for case in undecided for metric in case.metrics if metric.num_more]
-    command = f"distbench ab REF_A REF_B --pairs {max(needed, default=0)} -- {scenario}"
+    pairs = max(needed, default=0)
+    command = f"distbench ab REF_A REF_B --pairs {pairs} -- {scenario}"
+    if pairs > MANY_PAIRS:
+        why = f"longer launches, on a quiet machine: {pairs:,} pairs of these would be needed"
+        command = f"distbench ab REF_A REF_B -- {scenario} --passes 24 --budget 12   ({why})"
     if not needed or any(case.suspected for case in undecided):
         command = f"distbench ab REF_A REF_B -- {scenario}   (alternates launches of both sides)"
     if slower := gated.look_slower:

@@ -57,7 +57,7 @@ def test_what_told_nothing_is_not_headed_pass_in_any_form(tmp_path: Path) -> Non
     base, new = taking_turns(tmp_path, 1e-3, 1.045e-3)
     done = run(base, new)
     assert done.exit_code == 0 and answer(done).startswith("INCONCLUSIVE: 1 inconclusive. Undecided: ")
-    assert "--pairs" in done.output.splitlines()[-1]
+    assert "Next: distbench ab REF_A REF_B --" in done.output
     assert run(base, new, "--format", "markdown").output.startswith("# gate: INCONCLUSIVE: 1 inconclusive. Undecided")
     root = ElementTree.fromstring(run(base, new, "--format", "junit").output)
     tags = {one.get("name"): [child.tag for child in one] for one in root.iter("testcase")}
@@ -310,3 +310,11 @@ def test_a_long_table_says_how_many_rows_it_left_out(verdict: str, shown: int) -
     text = gate_text.text(verdicts(100, verdict))
     assert len(re.findall(rf"^{verdict} +case-", text, re.MULTILINE)) == shown
     assert f"... {100 - shown} more: --format json" in text
+
+
+@pytest.mark.parametrize(("after_s", "advice"), [(1.02e-3, "REF_B --pairs "), (1.045e-3, "--passes 24 --budget 12")])
+def test_longer_launches_are_the_advice_where_many_pairs_would_be_needed(
+    tmp_path: Path, after_s: float, advice: str
+) -> None:
+    output = " ".join(run(*taking_turns(tmp_path, 1e-3, after_s, count=5)).output.split())
+    assert advice in output.rpartition("Next: ")[2]
