@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.claims import Claim, Row
-from distbench.judge.communication_signature import SUFFIX, Signature, compare, differences, load, text
+from distbench.judge.communication_signature import OF_TORCH, SUFFIX, Signature, compare, differences, load, text
 
 ROOT = Path(__file__).parent.parent
 BASELINES, CHANGES = ROOT / "signatures", ROOT / "tests" / "data" / "plan_changes.py"
@@ -77,7 +77,7 @@ def write_signatures(scenarios: Sequence[str], folder: Path, *options: str) -> N
 
 def false_alarms(num_reruns: int, folder: Path) -> int:
     """How many of so many reruns are not as their baseline, round by round over all scenarios with a baseline."""
-    names = sorted(path.stem for path in BASELINES.glob(f"*{SUFFIX}"))
+    names = sorted(path.stem for path in BASELINES.glob(f"*{SUFFIX}") if not OF_TORCH.fullmatch(path.name))
     alarms = 0
     for start in range(0, num_reruns, len(names)):
         chosen = names[: num_reruns - start]
