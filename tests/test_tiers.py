@@ -1,5 +1,7 @@
 """The tiers themselves: markers come from fixtures, and a test that is not marked cannot start a process."""
 
+from pathlib import Path
+
 import pytest
 from processes import Children
 
@@ -33,6 +35,7 @@ STARTS = {
 def plain_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the plugins that are installed: pytest-benchmark starts git."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
 def outcome(pytester: pytest.Pytester, source: str, *options: str) -> pytest.RunResult:
@@ -99,5 +102,5 @@ def test_long_tests_run_with_all_or_if_their_file_is_named(children: Children, p
     code = "import pytest\n\ndef test_short(): ...\n\n@pytest.mark.long\ndef test_long(): ..."
     outcome(pytester, code).assert_outcomes(passed=1, deselected=1)
     (file,) = map(str, pytester.path.glob("test_*.py"))
-    for option in ("--all", file):
-        outcome(pytester, code, option).assert_outcomes(passed=2)
+    for options in (("--all",), (file,), (file, "-p", "xdist.plugin", "--numprocesses", "1")):
+        outcome(pytester, code, *options).assert_outcomes(passed=2)

@@ -111,14 +111,20 @@ class Tiers:
         self.patched = pytest.MonkeyPatch()
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        # In the first process: pytest-xdist gives its options to the others, and names the files to them.
-        if not hasattr(config, "workerinput") and config.args_source is config.ArgsSource.ARGS:
+        # pytest-xdist names the files to its processes, but not whether the command named them.
+        if hasattr(config, "workerinput"):
+            config.option.all = config.workerinput["all"]
+        elif config.args_source is config.ArgsSource.ARGS:
             config.option.all = True
         for fixture, marker in MARKER_OF_FIXTURE.items():
             config.addinivalue_line("markers", f"{marker}: put on by the fixture `{fixture}`, never by hand")
         for owner, name in STARTS:
             what = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
             self.patched.setattr(owner, name, self.guard.guarded(getattr(owner, name), what))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["all"] = node.config.option.all
 
     def pytest_unconfigure(self) -> None:
         self.patched.undo()
