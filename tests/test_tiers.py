@@ -102,5 +102,7 @@ def test_long_tests_run_with_all_or_if_their_file_is_named(children: Children, p
     code = "import pytest\n\ndef test_short(): ...\n\n@pytest.mark.long\ndef test_long(): ..."
     outcome(pytester, code).assert_outcomes(passed=1, deselected=1)
     (file,) = map(str, pytester.path.glob("test_*.py"))
-    for options in (("--all",), (file,), (file, "-p", "xdist.plugin", "--numprocesses", "1")):
-        outcome(pytester, code, *options).assert_outcomes(passed=2)
+    for option in ("--all", file):
+        outcome(pytester, code, option).assert_outcomes(passed=2)
+    in_processes = (*OPTIONS, "-o", "markers=long", "-p", "xdist.plugin", "--numprocesses", "1", file)
+    pytester.runpytest_subprocess(*in_processes).assert_outcomes(passed=2)
