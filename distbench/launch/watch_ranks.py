@@ -20,11 +20,10 @@ from distbench.processes.signals import Stop
 from distbench.records.progress import FILE_NAME, ProgressReader
 from distbench.records.run_file import Case
 from distbench.spec import Job, UserError
-from distbench.spec.errors import FAILURES
+from distbench.spec.errors import FAILURES, place_in_user_code
 from distbench.spec.job import JOB_FILE, LAUNCH_LOG
 from distbench.spec.json_decoder import Count, Date, Format, among, read_record
 from distbench.spec.printable_text import clean, listed, ranks_text
-from distbench.spec.user_code import place_in_user_code
 
 POLL_S = 0.1
 STACKS_WAIT_S = 0.5

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from distbench.spec.errors import FAILURES, UserError
+from distbench.spec.errors import FAILURES, UserError, place_in_user_code
 from distbench.spec.file_io import write_whole
-from distbench.spec.user_code import place_in_user_code
 
 MAX_MESSAGE = 500  # characters
 
