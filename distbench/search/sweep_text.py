@@ -74,13 +74,15 @@ def recommendation(result: SweepResult) -> str:
 
 
 def best_so_far(state: SweepState, world: int) -> str:
-    """Return a line with mesh, changes, step time, throughput, MFU and memory of the best predicted plan."""
+    """Return a line with mesh, changes, step time and its range, throughput, MFU and memory of the best predicted
+    plan."""
     best = plan_of(state.ranked_predictions[0])
     assert best.prediction is not None
     unit = "tokens" if best.prediction.num_tokens else "samples"
     figures = f"{rate_text(best.tokens_per_s / world)} {unit}/s/device, MFU {100 * best.prediction.mfu:.0f} %"
     tried = count_text(len(state.predictions), "plan")
-    step = f"{brief_time_text(best.step_s)} per step, {figures}, peak {memory_text(best)}"
+    error_bar = _range(best.step_s, best.step_bar, brief_time_text)
+    step = f"{brief_time_text(best.step_s)} per step{error_bar}, {figures}, peak {memory_text(best)}"
     return f"best of {tried} so far: {best.candidate.text}: {step}"
 
 
