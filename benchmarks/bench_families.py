@@ -82,10 +82,10 @@ def ran() -> dict[str, dict[str, str]]:
 
 
 def traced(record: dict[str, Any]) -> str:
-    """How the two methods of a trace differ, and how many owners are unknown; empty where nothing does."""
+    """How many owners are unknown, and on accelerators how the profiler differs; empty where nothing does."""
     owner = record["columns"].index("owner_known")
     unknown = sum(not row[owner] for row in record["rows"])
-    return "; ".join([*record["agreement"]["differences"], *([f"{unknown} owners are unknown"] if unknown else [])])
+    return "; ".join([*record.get("agreement", {}).get("differences", ()), *([f"{unknown} owners are unknown"] if unknown else [])])
 
 
 def changed(name: str) -> str:
