@@ -85,7 +85,8 @@ def traced(record: dict[str, Any]) -> str:
     """How many owners are unknown, and on accelerators how the profiler differs; empty where nothing does."""
     owner = record["columns"].index("owner_known")
     unknown = sum(not row[owner] for row in record["rows"])
-    return "; ".join([*record.get("agreement", {}).get("differences", ()), *([f"{unknown} owners are unknown"] if unknown else [])])
+    of_profiler = record.get("agreement", {}).get("differences", ())
+    return "; ".join([*of_profiler, *([f"{unknown} owners are unknown"] if unknown else [])])
 
 
 def changed(name: str) -> str:
