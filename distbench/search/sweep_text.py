@@ -255,7 +255,7 @@ def blocks_of(result: SweepResult) -> list[Block]:
         *([_table("as predicted", result, result.predicted)] if result.predicted else []),
         *code,
         Notes(tuple(result.notes)),
-        Lines((*answer(result), "Next:")),
+        Lines((*answer(result)[1:], recommendation(result), "Next:")),
         Code((result.command,)),
     ]
 
