@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
 from distbench.judge.paired_launches import MAX_LISTED, NOT_ALTERNATING, Pairing
-from distbench.records.dataframe import Row, frame_of, records_of
+from distbench.records.dataframe import Row, frame_of, new_frame, records_of
 from distbench.records.launches import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
 from distbench.show.blocks import (
@@ -124,15 +124,13 @@ class SideBySide:
     @property
     def frame(self) -> "pd.DataFrame":
         """A frame with FRAME_COLUMNS and one row per case; times in seconds."""
-        import pandas as pd
-
         rows = []
         for case in self.cases:
             row: dict[str, Any] = {**vars(case), "case": case.case_id}
             for side, launch in (("a", case.a), ("b", case.b)):
                 row |= {f"{side}_{end}_s": (launch or {}).get(f"ci_{end}_s", math.nan) for end in ("low", "high")}
             rows.append(row)
-        return pd.DataFrame(rows, columns=FRAME_COLUMNS)
+        return new_frame(rows, FRAME_COLUMNS)
 
 
 # docs/run-file.md describes each column.

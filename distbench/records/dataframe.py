@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -83,6 +83,22 @@ LAST = (
 )
 
 
+def any_characters() -> AbstractContextManager[None]:
+    """Let new columns of pandas have texts of any character. Texts of pyarrow, pandas' default where pyarrow is
+    installed, must be UTF-8, but names of files need not."""
+    import pandas as pd
+
+    return pd.option_context("mode.string_storage", "python")
+
+
+def new_frame(data: Any, columns: Any = None) -> "pd.DataFrame":
+    """Return a frame with texts of any character."""
+    import pandas as pd
+
+    with any_characters():
+        return pd.DataFrame(data, columns=columns)
+
+
 def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     """All cases of the runs, one row each, in file order.
 
@@ -90,8 +106,6 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     busbw, computed from the median. busbw depends on the size of the case's group, and is missing for an op without a
     factor.
     """
-    import pandas as pd
-
     records = [case for run in runs for case in run.cases]
     samples: list[Sequence[float]] = [record.get("samples_s") or () for record in records]
     read_values = _read_columns(records, (*BEFORE_TIMES, *AFTER_TIMES, *LAST))
@@ -114,7 +128,7 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     with np.errstate(divide="ignore", invalid="ignore"):
         columns["samples_per_s"] = columns["batch_size"] / columns["median_s"]
         columns["tokens_per_s"] = columns["num_tokens"] / columns["median_s"]
-    return pd.DataFrame(columns | {column.name: read_values[column.name] for column in LAST})
+    return new_frame(columns | {column.name: read_values[column.name] for column in LAST})
 
 
 def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":

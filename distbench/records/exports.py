@@ -230,8 +230,15 @@ def parquet(paths: Sequence[Path]) -> bytes:
         raise UserError("export parquet needs pyarrow; pip install pyarrow") from error
     from distbench.records.dataframe import PASSES, frame_of
 
-    frame = frame_of(_runs_of(paths))
-    return bytes(frame.drop(columns=PASSES).to_parquet(index=False))
+    frame = frame_of(_runs_of(paths)).drop(columns=PASSES)
+    for name in [name for name, column in frame.items() if column.dtype.kind == "O"]:
+        frame[name] = [_utf8(value) for value in frame[name]]
+    return bytes(frame.to_parquet(index=False))
+
+
+def _utf8(value: Any) -> Any:
+    # Parquet has texts in UTF-8 only, but names of files need not be UTF-8.
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def nccl_tests(paths: Sequence[Path]) -> dict[str, bytes]:

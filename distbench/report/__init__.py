@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distbench.records.dataframe import PASSES, frame_of, records_of
+from distbench.records.dataframe import PASSES, any_characters, frame_of, records_of
 from distbench.records.results_folder import collect, is_scenario_name, with_cases
 from distbench.records.run_file import Run, no_garbage_collection
 from distbench.report.page import page_blocks, traced_blocks, write_page
@@ -169,8 +169,9 @@ def data_text(frame: "pd.DataFrame", form: str) -> str:
     frame = frame.drop(columns=PASSES, errors="ignore")
     if form == "csv":
         safe = frame.rename(columns=cell)
-        for name in [name for name, column in safe.items() if column.dtype.kind == "O"]:
-            safe[name] = [*map(cell, safe[name])]
+        with any_characters():
+            for name in [name for name, column in safe.items() if column.dtype.kind == "O"]:
+                safe[name] = [*map(cell, safe[name])]
         return str(safe.to_csv(index=False)).rstrip("\n")
     if frame.empty:
         return "[]"

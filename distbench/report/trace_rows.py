@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distbench.judge.communication_signature import ROOT, UNKNOWN_OWNER
-from distbench.records.dataframe import PHASES, records_of
+from distbench.records.dataframe import PHASES, new_frame, records_of
 from distbench.records.run_file import COMPUTING_COLUMNS, PHASE_COLUMNS, SIMULATED, TRACE_COLUMNS, Record, Run
 from distbench.show.units import percent_text
 from distbench.spec.errors import UserError, nearest
@@ -123,7 +123,7 @@ def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
 def _frame(table: dict[str, Any], times: Sequence[str]) -> "pd.DataFrame":
     import pandas as pd
 
-    frame = pd.DataFrame(table["rows"], columns=table["columns"])
+    frame = new_frame(table["rows"], table["columns"])
     for name in times:
         frame[name] = pd.to_numeric(frame[name], errors="coerce").astype("float64")
     return frame

@@ -137,6 +137,19 @@ def test_parquet_is_read_by_pandas(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "writes a binary file; give its name with -o" in refused.stderr
 
 
+def test_a_name_that_is_not_utf8_is_escaped_in_parquet(tmp_path: Path) -> None:
+    """With pyarrow, pandas' own texts must be UTF-8; `report` and the other formats are tried by bench faults."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    import pandas as pd
+
+    file = tmp_path / "x\udcff.jsonl"
+    file.write_bytes(COLLECTIVES.read_bytes())
+    assert export("parquet", file, output=tmp_path / "runs.parquet").exit_code == 0
+    (name,) = set(pd.read_parquet(tmp_path / "runs.parquet")["run_file"])
+    assert name.endswith("x\\udcff.jsonl")
+    assert export("openmetrics", file).exit_code == 0
+
+
 def test_tensorboard_reads_its_events(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
