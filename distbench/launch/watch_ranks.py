@@ -340,7 +340,7 @@ def _why_hung(job: Job, joined: Joined | None, attempt: Attempt) -> str:
 def where_ranks_are(log_dir: Path) -> str:
     """Return the line of the user's code at which each rank of this host is, by the stacks in the logs.
 
-    A rank outside of the user's code issued all collectives of that code. "" if no rank is in the user's code.
+    A rank outside of the user's code has left that code, or has not entered it. "" if no rank is in the user's code.
     """
     ranks: dict[str, list[int]] = {}
     for path in log_dir.glob("rank*.log"):

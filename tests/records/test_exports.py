@@ -148,6 +148,8 @@ def test_a_name_that_is_not_utf8_is_escaped_in_parquet(tmp_path: Path) -> None:
     (name,) = set(pd.read_parquet(tmp_path / "runs.parquet")["run_file"])
     assert name.endswith("x\\udcff.jsonl")
     assert export("openmetrics", file).exit_code == 0
+    for form in ("table", "csv", "json"):
+        assert CliRunner().invoke(main, ["report", str(file), "--format", form]).exit_code == 0, form
 
 
 def test_tensorboard_reads_its_events(tmp_path: Path) -> None:
