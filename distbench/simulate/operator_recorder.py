@@ -495,6 +495,8 @@ class Recorder:
             is at the first use of the result.
         events: events in program order; operators are included only while `tracker` is set.
         tracker: tracker of the running module and of a collective's owner.
+        watcher: tracker of the first steps, whose operators are not recorded.
+        modules_of_blocks: modules of blocks, by the allocating code or an operator's inputs; None if not wanted.
     """
 
     def __init__(self, at_once: bool = False) -> None:
@@ -509,8 +511,10 @@ class Recorder:
         self._is_metadata = False
         self._of_groups: dict[tuple[int, ...], SimStream] = {}
         self._groups: dict[tuple[int, ...], list[str]] = {}  # ranks to the names of their groups, in order of use
-        self._pending: dict[int, SimEvent] = {}
+        self._pending: dict[int | None, SimEvent] = {}  # of blocks
         self._owners: dict[int, str] = {}
+        self.watcher: CollectiveTracker | None = None
+        self.modules_of_blocks: dict[int, str] | None = None
         self.reducers = ReducersOnHost(self.use)
 
     def begin_step(self) -> None:
@@ -571,9 +575,11 @@ class Recorder:
         if self.tracker is None or _costs_nothing(func, inputs, outputs, bool(written_by(func, args, kwargs))):
             for tensor in outputs:
                 self._see(tensor)
+            self._attribute(inputs, outputs)
             return out
         self._await(inputs)
         reads, writes = self._touched(inputs), self._touched(outputs)
+        self._attribute(inputs, outputs)
         issued_in = self.tracker.issue_context()
         flops, kind, attention, workspace_bytes = _costs(func, args, kwargs, out)
         num_bytes = _bytes_touched(func, args, kwargs, inputs, outputs)
@@ -626,16 +632,16 @@ class Recorder:
     def _await(self, tensors: Sequence[torch.Tensor]) -> None:
         """Wait for the pending functional collectives of used tensors."""
         for tensor in tensors:
-            STREAMS.current.wait_event(self._pending.pop(_key(tensor), None))
+            STREAMS.current.wait_event(self._pending.pop(self.block_of(tensor), None))
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         name, tensors = func.overloadpacket.__name__, _on_device([args, kwargs])
         if name in ("wait_tensor", WRAPS):
             out = func(*args, **kwargs)
             self._see(out)
-            event = self._pending.pop(_key(args[0]), None)
+            event = self._pending.pop(self.block_of(args[0]), None)
             if event and name == WRAPS:
-                self._pending[_key(out)] = event
+                self._pending[self.block_of(out)] = event
             else:
                 STREAMS.current.wait_event(event)
             return out
@@ -662,7 +668,7 @@ class Recorder:
             stream = self._of_groups.setdefault((*call.ranks, -1 - communicator), SimStream())
             stream.wait_stream(STREAMS.current)
             self.events.append(issued._replace(stream=stream.number))
-            self._pending.update(dict.fromkeys(map(_key, outputs), stream.record_event()))
+            self._pending.update(dict.fromkeys(map(self.block_of, outputs), stream.record_event()))
             if name == WAITS_ITSELF:
                 self._await(outputs)
         return out
@@ -679,10 +685,21 @@ class Recorder:
         self._num_blocks += 1
         if is_resized:
             self._filled.add(number)
+        if self.modules_of_blocks is not None and (watcher := self.tracker or self.watcher):
+            self.modules_of_blocks[number] = _module(watcher.owner_of(watcher.issue_context()))
         if size:
             self._issued_in[number] = (len(self.events), self.tracker.issue_context() if self.tracker else None)
             self.events.append(Allocated(number, size, STREAMS.current.number, "other", ""))
         return number
+
+    def _attribute(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Attribute results outside of all modules to the modules of the inputs, which are in the same order."""
+        if self.modules_of_blocks is None:
+            return
+        for result, source in zip(outputs, inputs, strict=False):
+            block, of_source = self.block_of(result), self.block_of(source)
+            if block is not None and of_source is not None and not self.modules_of_blocks.get(block):
+                self.modules_of_blocks[block] = self.modules_of_blocks.get(of_source, "")
 
     def _free(self, block: Block) -> None:
         if block.num_bytes:
@@ -698,6 +715,11 @@ class Recorder:
         if position not in self._owners:
             self._owners[position] = self.tracker.owner_of(issued_in) or ""
         return self._owners[position]
+
+
+def _module(owner: str | None) -> str:
+    """Return the name of an owner that is a module, else ""."""
+    return owner if owner and not owner.startswith("(") else ""
 
 
 def _collective(communication: Communication, stream: SimStream, ranks: Sequence[int]) -> Collective:

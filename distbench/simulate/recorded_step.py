@@ -13,15 +13,16 @@ from torch import nn
 from distbench.cases.step import step_case
 from distbench.observe.module_attribution import tracked_collectives
 from distbench.plans.batch import batch_of
-from distbench.plans.model import allocate, blueprint, place_attributes, tensors_of
+from distbench.plans.model import Blueprint, allocate, blueprint, place_attributes, tensors_of
 from distbench.plans.parallelize import fused_modules, shards_sequence
 from distbench.plans.plan_check import problems
-from distbench.plans.training_step import TrainingStep, state_of, step_of
+from distbench.plans.training_step import Stamp, TrainingStep, state_of, step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import one_line_and_place, raised_at
 from distbench.ranks.measure import no_stamp
 from distbench.simulate.operator_recorder import DEVICE_TYPE, Recorder, StageMessages, simulate_device
-from distbench.simulate.recording import MAX_RANKS, Head, PipelineFacts, Recording, ranks_of_pipeline
+from distbench.simulate.recording import MAX_RANKS, Event, Head, PipelineFacts, Recording, ranks_of_pipeline
+from distbench.simulate.repeated_layers import FEW, NotRepeated, extended, repeated_layers
 from distbench.spec import Scenario, UserError
 from distbench.spec.assumptions import Assumption, assumption_text
 from distbench.spec.plan import LOSS, ULYSSES
@@ -36,7 +37,7 @@ from distbench.torch_private import (
     forget_layouts_of_backward,
     is_strided_shard,
     meshes_with_values,
-    strategies_kept,
+    equal_tensors_once,
     tensors_in,
 )
 
@@ -63,10 +64,11 @@ def recorded_ranks(
     mesh: Mapping[str, int],
     ranks: Sequence[int] | None,
     assume: Mapping[str, Assumption] | None = None,
+    fewer: Scenario | None = None,
 ) -> list[Recording]:
     """Record the second step of the given ranks, and in a pipeline of all ranks with other stages.
 
-    `ranks=None` means rank 0 and all ranks whose step differs. Raises the errors of `recorded`.
+    `ranks=None` means rank 0 and all ranks whose step differs. `fewer` and errors: see `recorded`.
     """
     by_rank: dict[int, RecordedRank] = {}
     waiting = [0] if ranks is None else list(ranks)
@@ -74,7 +76,7 @@ def recorded_ranks(
         rank = waiting.pop(0)
         if rank in by_rank:
             continue
-        by_rank[rank] = recorded(scenario, name, variant, mesh, rank, assume)
+        by_rank[rank] = recorded(scenario, name, variant, mesh, rank, assume, fewer)
         if (facts := by_rank[rank].recording.head.pipeline) is not None:
             waiting += ranks_of_pipeline(mesh, facts.mesh_dim, rank)
         if ranks is None:
@@ -91,9 +93,14 @@ def recorded(
     mesh: Mapping[str, int],
     rank: int = 0,
     assume: Mapping[str, Assumption] | None = None,
+    fewer: Scenario | None = None,
 ) -> RecordedRank:
     """Record the second step of a scenario on a mesh of any size; the first step sets up streams, caches and the
     optimizer.
+
+    Args:
+        fewer: the same scenario with only the first layers of its model. If these layers are equal to the others, only
+            they are recorded, and the others are their repetitions; see `simulate.repeated_layers`.
 
     Raises:
         UserError: the scenario has no step, its plan cannot work, or the step depends on values.
@@ -103,38 +110,24 @@ def recorded(
         raise UserError(f"scenario {name!r} has no step to simulate; add build_model and make_batch")
     # Code for inductor is recorded operator by operator, and fused into kernels at replay.
     compile_plan, fuses_loss = scenario.plan.compile, scenario.plan.loss == "compiled"
-    loss = None if fuses_loss else scenario.plan.loss
-    scenario = replace(scenario, plan=replace(scenario.plan, compile=None, loss=loss))
+    scenario = _uncompiled(scenario)
     assert scenario.build_model is not None
     device = simulate_device()
     with fake_ranks(mesh, DEVICE_TYPE, rank) as devices:
         assert dist.group.WORLD is not None
         context = RankContext(rank, device, devices, "nccl", dist.group.WORLD, SEED)
         built = blueprint(scenario.build_model, SEED, with_values=False)
-        shapes, values = ShapesOnly(), KnownValues(assume)
-        with shapes.on(), values.on():
+        with ShapesOnly().on(), KnownValues(assume).on():
             batch = batch_of(scenario)
         if sentences := problems(built.model, batch, scenario.step_plan, context):
             raise UserError("; ".join(sentences))
         compiled = fused_modules(built.model, compile_plan)
         case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
-        recorder = Recorder(at_once=bool(compiled))
-        try:
-            with _one_sentence_errors():
-                step = _built(scenario, context, built, shapes, values, recorder)
-                differing, busier = differing_ranks(step, batch.first, context), busier_ranks(step, context)
-                _run(step, context, shapes, values, recorder)
-                phases = step.phases  # The phases of the user's own step are known only after the step has run.
-                pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
-                if unused := sorted({*(assume or {})} - values.used):
-                    raise UserError(
-                        f"--assume {unused[0]!r} matches no module that chooses, masks or reads values that depend on "
-                        "parameters; correct the pattern, or leave --assume out"
-                    )
-        finally:
-            with shapes.on():
-                forget_layouts_of_backward(device)
+        at_once, repeated = bool(compiled), None
+        if fewer is not None and not assume:
+            repeated = _repeated(scenario, built, _uncompiled(fewer), context, at_once)
+        done = repeated or _recorded_step(scenario, built, context, at_once, assume or {})
     head = Head(
         scenario=name,
         variant=variant,
@@ -144,19 +137,82 @@ def recorded(
         batch_size=case.params["batch_size"],
         num_tokens=case.params.get("num_tokens"),
         microbatches=scenario.plan.microbatches,
-        phases=tuple(dict.fromkeys(phases)),
+        phases=tuple(dict.fromkeys(done.phases)),
         compiled=(*compiled, LOSS) if fuses_loss else compiled,
         async_tp=compile_plan is not None and compile_plan.async_tp,
         rank=rank,
         case_id=case.id,
         params=case.params,
-        pipeline=pipeline,
+        pipeline=done.pipeline,
         assumed=(
             *(assumption_text(pattern, assumed) for pattern, assumed in (assume or {}).items()),
             *(f"the step omits {part}" for part in scenario.omits),
         ),
+        recorded_layers=FEW if repeated is not None else 0,
     )
-    return RecordedRank(Recording(head, recorder.events), differing, busier)
+    return RecordedRank(Recording(head, done.events), done.differing, done.busier)
+
+
+def _uncompiled(scenario: Scenario) -> Scenario:
+    loss = None if scenario.plan.loss == "compiled" else scenario.plan.loss
+    return replace(scenario, plan=replace(scenario.plan, compile=None, loss=loss))
+
+
+class _Done(NamedTuple):
+    """A recorded step; `differing` and `busier` as in `RecordedRank`."""
+
+    events: Sequence[Event]
+    phases: tuple[str, ...]
+    pipeline: PipelineFacts | None
+    differing: tuple[int, ...]
+    busier: tuple[int, ...]
+    modules_of_blocks: Mapping[int, str]
+
+
+def _recorded_step(
+    scenario: Scenario,
+    built: Blueprint,
+    context: RankContext,
+    at_once: bool,
+    assume: Mapping[str, Assumption],
+    with_modules: bool = False,
+) -> _Done:
+    recorder, shapes, values = Recorder(at_once), ShapesOnly(), KnownValues(assume)
+    if with_modules:
+        recorder.modules_of_blocks = {}
+    try:
+        with _one_sentence_errors():
+            step = _built(scenario, context, built, shapes, values, recorder)
+            differing, busier = differing_ranks(step, step.batch.first, context), busier_ranks(step, context)
+            _run(step, context, shapes, values, recorder)
+            phases = step.phases  # The phases of the user's own step are known only after the step has run.
+            pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
+            if unused := sorted({*assume} - values.used):
+                raise UserError(
+                    f"--assume {unused[0]!r} matches no module that chooses, masks or reads values that depend on "
+                    "parameters; correct the pattern, or leave --assume out"
+                )
+    finally:
+        with shapes.on():
+            forget_layouts_of_backward(context.device)
+    return _Done(recorder.events, phases, pipeline, differing, busier, recorder.modules_of_blocks or {})
+
+
+def _repeated(
+    scenario: Scenario, built: Blueprint, fewer: Scenario, context: RankContext, at_once: bool
+) -> _Done | None:
+    """Record the first layers, and repeat these; None if another layer may differ."""
+    assert fewer.build_model is not None
+    if scenario.step is not None or scenario.plan.pipeline is not None:
+        return None
+    try:
+        few = blueprint(fewer.build_model, SEED, with_values=False)
+        names = repeated_layers(built.model, few.model, scenario.plan, fewer.plan)
+        done = _recorded_step(fewer, few, context, at_once, {}, with_modules=True)
+        layers = {block: names.split(module)[1] for block, module in done.modules_of_blocks.items()}
+        return done._replace(events=extended(done.events, layers, names))
+    except (NotRepeated, UserError, Unsupported):  # Errors of the whole model are raised by its own recording.
+        return None
 
 
 @contextlib.contextmanager
@@ -193,10 +249,22 @@ def _built(
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, values: KnownValues, recorder: Recorder) -> None:
     messages = StageMessages(recorder, context.rank)
-    with shapes.on(), values.on(step.model), recorder.on(), messages.on(), meshes_with_values(), strategies_kept():
+    with contextlib.ExitStack() as stack:
+        stamp_first: Stamp = no_stamp
+        if recorder.modules_of_blocks is not None:
+            for name, parameter in step.model.named_parameters():
+                for block in _blocks(recorder, [parameter], ""):
+                    recorder.modules_of_blocks[block] = name.rpartition(".")[0]
+            tracked = tracked_collectives(step.model, step.phases, step.plan, [context.mesh])
+            recorder.watcher = stack.enter_context(tracked)
+            stamp_first = recorder.watcher.stamp
+        for part in (shapes.on(), values.on(step.model), recorder.on(), messages.on(), meshes_with_values()):
+            stack.enter_context(part)
+        stack.enter_context(equal_tensors_once())
         recorder.begin_step()
         for _ in range(step.num_setup_steps):
-            step(no_stamp)
+            step(stamp_first)
+        recorder.watcher = None
     gradients: dict[int, str] = {}
     with tracked_collectives(step.model, step.phases, step.plan, [context.mesh]) as tracker:
         recorder.tracker = tracker

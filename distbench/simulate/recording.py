@@ -10,6 +10,7 @@ History of recording_version; a reader of version N also reads all older version
     3: pipelines: `pipeline` of the head; messages, which are collectives with a `peer` and a `batch`.
     4: copies between host and device, and operators on the host.
     5: several communicators of the same ranks.
+    6: `recorded_layers` of the head.
 """
 
 import json
@@ -30,7 +31,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown, write_whole
 from distbench.spec.json_decoder import Amount, Count, Name, Size, among, decode
 
-VERSION = 5
+VERSION = 6
 TIMEOUT_S = 1800.0
 MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
 MAX_WORLD_SIZE = 65_536  # as for --mesh
@@ -81,6 +82,7 @@ class Head:
         case_id: id of the same step's case in a measured run, whose parameters are `params`.
         pipeline: properties of a pipeline, of which all ranks along its mesh dim are recorded; None without a pipeline.
         assumed: a phrase for each value that `--assume` gave, and for each part that the scenario omits.
+        recorded_layers: number of recorded layers, whose events all other layers repeat; 0 if every layer is recorded.
     """
 
     scenario: Name
@@ -99,6 +101,7 @@ class Head:
     params: Mapping[str, Any] = field(default_factory=dict)
     pipeline: PipelineFacts | None = None
     assumed: tuple[str, ...] = ()
+    recorded_layers: Count = 0
 
     @property
     def label(self) -> str:

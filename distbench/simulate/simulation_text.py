@@ -239,4 +239,6 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
             "tensors that backward does not need are freed"
         )
     sentences += [f"assumed: {text}" for text in simulation.recording.head.assumed]
+    if layers := simulation.recording.head.recorded_layers:
+        sentences.append(f"{layers} layers were recorded, and the other layers, which are equal, repeat their events")
     return (*sentences, *bar_notes(simulation), *simulation.not_simulated)

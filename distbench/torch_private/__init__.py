@@ -53,7 +53,7 @@ from distbench.torch_private.fake_tensors import (
     pinned,
     reducers_on_host,
     simulated_device,
-    strategies_kept,
+    equal_tensors_once,
     streams_of_accelerator,
     waited_for_when_used,
     with_values_again,

@@ -24,6 +24,8 @@ IN_AUTOCAST_DTYPE = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scale
 IN_F32 = ("softmax.int", "log_softmax.int", "layer_norm", "cross_entropy_loss", "nll_loss", "mse_loss")
 # Arguments of operators that are equal if their types and values are.
 OF_KEYS = {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+STRIDED_FLAG = "use_strided_shard_as_shard_order"
+ON_LISTS = ("aten::_foreach_", "aten::_fused_")
 GROUPED_MM = torch.ops.aten._grouped_mm.default
 # Accelerators, but not CPUs, have kernels for these operators.
 OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
@@ -318,41 +320,56 @@ def chunks_when_asked_for() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def strategies_kept() -> Iterator[None]:
-    """Make DTensor expand an operator's strategy once for equal tensors, of which an optimizer steps one per layer."""
+def equal_tensors_once() -> Iterator[None]:
+    """Make DTensor choose placements for an operator on lists, as of an optimizer, once per different tensor.
+
+    torch chooses for each tensor, and for each reads the specs of all: the square of the number of parameters, which
+    takes most of the time of a large model's first step.
+    """
     try:
         require(STRATEGIES)
     except Unsupported:  # slower, with the same result
         yield
         return
-    from torch.distributed.tensor._ops import utils
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
 
-    plain = utils.expand_to_full_mesh_op_strategy
-    kept: dict[Any, Any] = {}
+    plain = Propagator.propagate_op_sharding_non_cached
 
-    def expanded(mesh: Any, schema: Any, *args: Any, **options: Any) -> Any:
-        values = (schema.op, schema.args_schema, schema.kwargs_schema, args, options)
-        try:
-            if (strategy := kept.get(key := (mesh, _key(values)))) is None:
-                strategy = kept[key] = plain(mesh, schema, *args, **options)
-        except TypeError:  # a value without a hash
-            return plain(mesh, schema, *args, **options)
-        return strategy
+    def chosen(propagator: Any, schema: Any) -> Any:
+        if (different := _different(schema)) is None:
+            return plain(propagator, schema)
+        brief, places = different
+        sharding = plain(propagator, brief)
+        if sharding.needs_redistribute:
+            return plain(propagator, schema)
+        if (specs := sharding.output_spec) is not None:
+            copies = [specs[place].shallow_copy_with_tensor_meta(specs[place].tensor_meta) for place in places]
+            sharding.output_spec = type(specs)(copies)
+        return sharding
 
-    with replaced(utils, "expand_to_full_mesh_op_strategy", expanded):
+    with replaced(Propagator, "propagate_op_sharding_non_cached", chosen):
         yield
 
 
-def _key(value: Any) -> Any:
-    """Return an operator's arguments, with the specs of tensors, in a form with a hash."""
-    if isinstance(value, dict):
-        value = [*value.items()]
-    if isinstance(value, list | tuple):
-        return (type(value), *map(_key, value))
-    if (strategies := getattr(value, "strategies", None)) is not None:
-        specs = [strategy.output_specs for strategy in strategies]
-        return tuple((spec, getattr(spec, "use_strided_shard_as_shard_order", None)) for spec in specs)
-    return type(value), value
+def _different(schema: Any) -> tuple[Any, list[int]] | None:
+    """Return an operator's arguments without repetitions in its lists, and the place of each element among the rest;
+    None for an operator without repetitions.
+    """
+    lists = [arg for arg in schema.args_schema if isinstance(arg, list | tuple)]
+    if not schema.op.name().startswith(ON_LISTS) or len({*map(len, lists)}) != 1 or schema.kwargs_schema:
+        return None
+    first_places: dict[Any, int] = {}
+    try:
+        # A spec's flag is not part of its comparison.
+        keys = ([(of, getattr(of, STRIDED_FLAG, None)) for of in elements] for elements in zip(*lists, strict=True))
+        places = [first_places.setdefault(tuple(key), len(first_places)) for key in keys]
+    except TypeError:  # a value without a hash
+        return None
+    if len(first_places) == len(places):
+        return None
+    columns = zip(*([of for of, _ in key] for key in first_places), strict=True)
+    arguments = [type(arg)(next(columns)) if isinstance(arg, list | tuple) else arg for arg in schema.args_schema]
+    return type(schema)(schema.op, tuple(arguments), schema.kwargs_schema, schema.schema_info), places
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ STORE = "store of the default process group"
 COALESCED = "coalesced all-reduces"
 BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
-STRATEGIES = "strategies of DTensor's operators"
+STRATEGIES = "placements of DTensor's operators on lists"
 REDUCER = "DDP's reducer on a simulated device"
 STAGES_AGREE = "pipelines on a fake process group"
 V_SCHEDULES = "schedules with stages in a V, on gloo"
@@ -184,7 +184,9 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed.tensor._sharding_prop": ("ShardingPropagator._propagate_tensor_meta_non_cached",),
         "torch.distributed": ("Backend.backend_capability", "Backend.default_device_backend_map"),
     },
-    STRATEGIES: {"torch.distributed.tensor._ops.utils": ("expand_to_full_mesh_op_strategy(mesh, op_schema)",)},
+    STRATEGIES: {
+        "torch.distributed.tensor._sharding_prop": ("ShardingPropagator.propagate_op_sharding_non_cached(op_schema)",)
+    },
     "chunks of parameters": {FSDP_PARAM: ("_chunk_with_empty(tensor, num_chunks, dim)",)},
     "fake process group": {
         "torch.testing._internal.distributed.fake_pg": ("FakeStore",),

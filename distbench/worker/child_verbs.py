@@ -8,6 +8,7 @@ thread, and uses them later for an equal mesh, even with other groups.
 import contextlib
 import gc
 import importlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -45,6 +46,7 @@ from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
 from distbench.simulate.recorded_step import SEED, recorded, recorded_ranks
 from distbench.simulate.recording import save_recordings
+from distbench.simulate.repeated_layers import FEW
 from distbench.spec import Job, ParallelPlan, Scenario, UserError
 from distbench.spec.assumptions import Assumption
 from distbench.spec.job import MAX_NAMED, mesh_of, none_chosen, split_variant
@@ -69,6 +71,7 @@ from distbench.worker.recipe_memory import recipe_fit
 
 Answer = dict[str, Any]
 INHERITED = "torch.", "transformers.", "torchtitan."  # prefixes of modules
+LAYERS = "num_layers", "layers"  # a scenario's argument for the number of layers
 STATE_ELEMENTS = 1 << 14  # 8-bit optimizers do not quantize smaller tensors
 
 
@@ -310,13 +313,25 @@ def _recordings(
         try:
             scenario = declared(function, variant)
             mesh = mesh_of(variant, job.mesh)
-            rank_recordings = recorded_ranks(scenario, job.scenario, label.partition("/")[2], mesh, ranks, assume)
+            step_args = scenario, job.scenario, label.partition("/")[2], mesh
+            rank_recordings = recorded_ranks(*step_args, ranks, assume, _fewer_layers(function, variant))
         except (UserError, Unsupported) as error:
             yield {"label": label, "left_out": str(error)}
             continue
         file = prefix.with_name(f"{prefix.name}-{number}.jsonl")
         save_recordings(rank_recordings, file)
         yield {"label": label, "file": str(file)}
+
+
+def _fewer_layers(function: Callable[..., Scenario], variant: Mapping[str, Any]) -> Scenario | None:
+    """Return the variant with only the first layers of its model, if an argument sets their number."""
+    names = inspect.signature(function).parameters
+    if (name := next((name for name in LAYERS if name in names), None)) is None:
+        return None
+    try:
+        return declared(function, {**variant, name: FEW})
+    except UserError:  # The sizes of the variant need more layers.
+        return None
 
 
 def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}") -> Iterator[dict[str, Any]]:
@@ -384,8 +399,9 @@ def _record(scenario: Scenario, question: dict[str, Any]) -> Answer:
     if scenario.plan.pipeline is not None:
         recordings = recorded_ranks(*step_args, None, question["assume"])
     else:
-        first = recorded(*step_args, 0, question["assume"])
-        busier = (recorded(*step_args, rank, question["assume"]) for rank in first.busier)
+        how = question["assume"], _fewer_layers(question["function"], question["variant"])
+        first = recorded(*step_args, 0, *how)
+        busier = (recorded(*step_args, rank, *how) for rank in first.busier)
         recordings = [first.recording, *(of_rank.recording for of_rank in busier)]
     save_recordings(recordings, Path(question["file"]))
     return {}

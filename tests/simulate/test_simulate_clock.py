@@ -407,8 +407,8 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
 @pytest.mark.parametrize(
     ("line", "text", "says"),
     [
-        (1, '{"recording_version": 6}', "is newer than this distbench"),
-        (2, '{"recording_version": 6}', "is newer than this distbench"),
+        (1, '{"recording_version": 7}', "is newer than this distbench"),
+        (2, '{"recording_version": 7}', "is newer than this distbench"),
         (
             1,
             '{"schema_version": 2}',
