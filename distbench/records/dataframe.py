@@ -14,7 +14,8 @@ from distbench.records.bus_bandwidth import busbw_factor
 from distbench.records.run_file import Run
 from distbench.spec.mesh import format_mesh
 from distbench.statistics.intervals import Floats, counts_of, median, median_ci, summarise
-from distbench.statistics.pass_comparison import MIN_PASSES, pass_medians
+from distbench.statistics.pass_comparison import pass_medians
+from distbench.statistics.verdicts import MIN_PASSES
 
 if TYPE_CHECKING:
     import pandas as pd

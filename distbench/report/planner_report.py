@@ -31,7 +31,7 @@ from distbench.spec.file_io import short_path
 from distbench.spec.placements import BASELINE, NATIVE, OUR_VARIANTS
 from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import Floats, geometric_mean
-from distbench.statistics.pass_comparison import MIN_PASSES
+from distbench.statistics.verdicts import MIN_PASSES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,8 +19,8 @@ from distbench.records.run_file import AGAIN, DTYPE_BYTES, Run
 from distbench.show.units import size_text
 from distbench.spec.placements import BASELINE, NATIVE, OUR_VARIANTS, VARIANTS, Placement, parse_placements
 from distbench.statistics.intervals import Floats, Interval, Ints, geometric_mean, geometric_mean_with_ci
-from distbench.statistics.pass_comparison import MIN_PASSES, as_table, compare_passes
-from distbench.statistics.verdicts import FASTER, SLOWER
+from distbench.statistics.pass_comparison import as_table, compare_passes
+from distbench.statistics.verdicts import FASTER, MIN_PASSES, SLOWER
 
 if TYPE_CHECKING:
     import pandas as pd

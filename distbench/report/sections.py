@@ -23,7 +23,7 @@ from distbench.show.units import NOTHING, brief_time_text, counts_text, known, p
 from distbench.spec.file_io import short_path
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import count_text, listed
-from distbench.statistics.pass_comparison import MIN_PASSES
+from distbench.statistics.verdicts import MIN_PASSES
 
 if TYPE_CHECKING:
     import pandas as pd

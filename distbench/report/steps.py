@@ -22,8 +22,8 @@ from distbench.show.terminal import without_shared
 from distbench.show.units import NOTHING, known
 from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import MIN_FOR_PERCENTILE, Floats
-from distbench.statistics.pass_comparison import BASELINE, MIN_PASSES, TOO_FEW, as_table, compare_passes
-from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
+from distbench.statistics.pass_comparison import BASELINE, TOO_FEW, as_table, compare_passes
+from distbench.statistics.verdicts import FASTER, MIN_PASSES, SLOWER, WITHIN_NOISE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -123,6 +123,7 @@ def recorded(
             raise UserError("; ".join(sentences))
         compiled = fused_modules(built.model, compile_plan)
         case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
+        del batch  # Its values may take more memory than the whole recording.
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
         at_once, repeated = bool(compiled), None
         if fewer is not None and not assume:

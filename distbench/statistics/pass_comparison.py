@@ -17,12 +17,11 @@ from scipy.special import stdtrit
 
 from distbench.statistics.intervals import Floats
 from distbench.statistics.significance import PRIOR_FREEDOM, SignFlips, detectable_effect, leaning_error, sign_choices
-from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
+from distbench.statistics.verdicts import FASTER, MIN_PASSES, SLOWER, WITHIN_NOISE
 
 # Error rate of a table. Reports guarantee 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a
 # verdict, at 2 % one in seventeen, and equally many slowdowns by 10 and 20 % were detected (docs/statistics.md).
 ALPHA = 0.02
-MIN_PASSES = 8  # fewer passes have too few choices of signs for a family of tests
 CLEAR = 0.001  # two-sided p of a row's own t test below which it clearly differs
 MAX_ADVISED = 1000  # most passes that a sentence recommends
 LUCK = 0.84  # standard normal deviations: four times in five

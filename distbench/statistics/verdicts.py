@@ -15,6 +15,7 @@ BROKEN = (INVALID, MISSING, INCOMPARABLE)  # a comparison is missing
 # Verdicts of a ratio without a tolerance.
 FASTER, SLOWER, WITHIN_NOISE = "faster", "slower", "within noise"
 
+MIN_PASSES = 8  # fewer passes have too few choices of signs for a family of tests
 METRICS = ("mean", "p10")
 TOLERANCE = 0.05
 CONFIDENCE = 0.95  # of the shown interval; a pass requires an upper bound below the tolerance

@@ -16,7 +16,7 @@ from typing import Any
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.spec import Settings
 from distbench.statistics.intervals import is_steady
-from distbench.statistics.pass_comparison import MIN_PASSES
+from distbench.statistics.verdicts import MIN_PASSES
 
 SAMPLES_A_TURN = 5
 SHORT_TURN_S = 0.02  # A case with shorter samples than a fifth of this time takes samples up to this time.
