@@ -28,11 +28,11 @@ def space(world: int = 4, **facts: Any) -> Space:
     return Space({"dp_shard": 2, "tp": 2}, FACTS["mesh_dims"], world, {**FACTS, **facts}, {})
 
 
-def prediction(step_s: float, reserved: float = 1e9, fits: bool | None = True, **fields: Any) -> Prediction:
+def prediction(step_s: float, reserved: float = 1e9, fits: bool = True, **fields: Any) -> Prediction:
     candidate = fields.pop("candidate", Candidate((("dp_shard", 4),)))
     given = {"parts_s": {}, "exposed_s": {}, "implicit_s": {}, **fields}
     return Prediction(
-        candidate, step_s, reserved_bytes=reserved, is_whole=True, num_parameters=10, batch_size=4, num_tokens=100,
+        candidate, step_s, reserved_bytes=reserved, num_parameters=10, batch_size=4, num_tokens=100,
         fits=fits, **given,
     )  # fmt: skip
 

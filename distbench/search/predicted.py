@@ -1,17 +1,13 @@
 """A sweep by prediction: steps are recorded and replayed, without starting ranks.
 
 Plans as written are predicted on all meshes, meshes with the fewest fast links first, then changes of the best plans,
-one at a time. With --around-my-plan, only neighbours of the plan as written are predicted. Finally the best plans are
-recorded with all layers.
-
-Before that, a step is recorded with few layers. Time and live bytes at the peak grow linearly in layers, to 1 %.
-Reserved memory grows more slowly, because free blocks are a smaller share of more layers.
+one at a time. With --around-my-plan, only neighbours of the plan as written are predicted.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ from distbench.search.sweep_result import (
     BUBBLE,
     CLOSE,
     COMPUTE,
-    FEW,
     IDLE,
     ON_HOST,
     CommunicationPath,
@@ -39,25 +34,11 @@ from distbench.spec.errors import UserError
 from distbench.spec.plan import folded
 from distbench.spec.printable_text import count_text
 
-LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
 SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # number of best plans whose changes are tried
-# The best plans are recorded with all layers until 3 plans fit; at most 8 plans are recorded.
-NUM_WHOLE, MAX_WHOLE = 3, 8
 AT_ONCE = 8
 COMPILE = "plan.compile"
-SEARCH_SHARE = 0.6  # Share of the budget; the rest of the time is for recording all layers.
-MESH_SHARE = 0.5  # Share of the candidates; further meshes are tried after all changes of better meshes.
-
-
-def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | None:
-    """Return the parameter for the number of layers, if the model has more layers than must be recorded.
-
-    Args:
-        swept: parameters with several values, which differ between candidates.
-    """
-    names = (name for name in LAYERS if type(base.get(name)) is int and base[name] > FEW[-1])
-    return next((name for name in names if name not in swept), None)
+MESH_SHARE = 0.5  # Share of candidates and budget; further meshes are tried after all changes of better meshes.
 
 
 def with_memory(hardware: Hardware, memory_bytes: float | None, headroom_bytes: float | None = None) -> Hardware:
@@ -78,18 +59,9 @@ def with_memory(hardware: Hardware, memory_bytes: float | None, headroom_bytes: 
 
 
 def predicted(
-    candidate: Candidate,
-    recordings: Sequence[tuple[int, Sequence[Recording]]],
-    num_layers: int,
-    hardware: Hardware,
-    float8: tuple[str, ...] = (),
+    candidate: Candidate, recordings: Sequence[Recording], hardware: Hardware, float8: tuple[str, ...] = ()
 ) -> Prediction:
-    """Predict from recordings of (layers, step on some ranks): directly from one, or from two by the line through both
-    at `num_layers`.
-
-    Time is the slowest rank's, and memory the fullest rank's. Live memory at the peak is also on that line. Additional
-    reserved memory is assumed to grow with the square root of live memory, because it grows more slowly than live
-    memory in plans recorded with all layers (`python -m benchmarks.memory_estimates`).
+    """Predict from the recordings of a step on some ranks: time is the slowest rank's, memory the fullest rank's.
 
     Args:
         float8: patterns of modules whose matmuls are in float8.
@@ -97,43 +69,6 @@ def predicted(
     Raises:
         UserError: the recordings cannot be replayed on this hardware.
     """
-    points = [(layers, _whole(candidate, ranks, hardware, float8)) for layers, ranks in recordings]
-    if len(points) == 1:
-        return points[0][1]
-    (few, low), (more, high) = points
-    share = (num_layers - few) / (more - few)
-
-    def line(low: float, high: float) -> float:
-        return low + (high - low) * share
-
-    def lines(low: Mapping[Any, float], high: Mapping[Any, float]) -> dict[Any, float]:
-        return {key: max(line(low.get(key, 0.0), high.get(key, 0.0)), 0.0) for key in [*low, *high]}
-
-    live = line(low.live_bytes, high.live_bytes)
-    growth = live / high.live_bytes if high.live_bytes else 1.0
-    # Estimates may be a tenth too large or too small, so only live memory rules a plan out.
-    fits = False if live > hardware.usable_bytes else None
-    return replace(
-        high,
-        step_s=(step_s := line(low.step_s, high.step_s)),
-        mfu=line(low.mfu * low.step_s, high.mfu * high.step_s) / step_s,
-        parts_s=lines(low.parts_s, high.parts_s),
-        exposed_s=lines(low.exposed_s, high.exposed_s),
-        implicit_s=lines(low.implicit_s, high.implicit_s),
-        reserved_bytes=live + (high.reserved_bytes - high.live_bytes) * math.sqrt(max(growth, 0.0)),
-        live_bytes=live,
-        num_parameters=round(line(low.num_parameters, high.num_parameters)),
-        is_whole=False,
-        fits=fits,
-        is_tight=False,
-        takes_reserve=fits is False and live <= hardware["memory_bytes"],
-    )
-
-
-def _whole(
-    candidate: Candidate, recordings: Sequence[Recording], hardware: Hardware, float8: tuple[str, ...]
-) -> Prediction:
-    """Return the prediction from recordings of all layers."""
     ranks = Simulation.all_of(recordings, hardware, expandable=False, float8=float8)
     simulation, memory = slowest(ranks), fullest(ranks).memory
     head, parts = simulation.recording.head, simulation.parts
@@ -155,7 +90,6 @@ def _whole(
         implicit_s=implicit,
         reserved_bytes=memory.reserved_bytes,
         live_bytes=memory.live_bytes,
-        is_whole=True,
         num_parameters=head.num_parameters,
         batch_size=head.batch_size,
         num_tokens=head.num_tokens,
@@ -177,7 +111,6 @@ class Predictor:
         base: all parameters of the scenario, as chosen by the user.
         `on_progress`: called with the numbers of queries and of answers.
         float8: patterns of modules whose matmuls are in float8.
-        layers: the parameter for the number of layers, if only few layers are recorded.
     """
 
     recorder: SweepChild
@@ -185,42 +118,16 @@ class Predictor:
     hardware: Hardware
     on_progress: Callable[[int, int], None]
     float8: tuple[str, ...] = ()
-    layers: str | None = None
-    _few_layers_work: bool = field(default=False, init=False)
 
-    def outcomes(self, candidates: Sequence[Candidate], whole: bool = False) -> Iterator[tuple[Candidate, Any]]:
+    def outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Any]]:
         """Yield (candidate, prediction or the reason without one) as answers come."""
         self.on_progress(len(candidates), 0)
-        failed: list[tuple[Candidate, str]] = []
-        for candidate, outcome in self._answers(candidates, whole):
-            if isinstance(outcome, str) and self.layers and not whole and not self._few_layers_work:
-                failed.append((candidate, outcome))
-                continue
-            self._few_layers_work = self._few_layers_work or not isinstance(outcome, str)
-            yield candidate, outcome
-            self.on_progress(0, 1)
-        for result in failed if self._few_layers_work or not failed else self._without_few_layers(failed):
-            yield result
+        for outcome in self._answers(candidates):
+            yield outcome
             self.on_progress(0, 1)
 
-    def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
-        """Yield outcomes of candidates that all fail with few layers, because a plan may include layers beyond them."""
-        self._few_layers_work = True
-        first, *others = (candidate for candidate, _ in failed)
-        ((_, outcome),) = self._answers([first], whole=True)
-        if isinstance(outcome, str):
-            yield from failed
-            return
-        self.layers = None
-        yield first, outcome
-        yield from self._answers(others, whole=True)
-
-    def _answers(self, candidates: Sequence[Candidate], whole: bool) -> Iterator[tuple[Candidate, Any]]:
-        few: list[dict[str, Any]] = [{self.layers: count} for count in FEW] if self.layers and not whole else [{}]
-        questions = [
-            Question("record", [{**plan.variant(self.base), **count} for count in few], plan.mesh)
-            for plan in candidates
-        ]
+    def _answers(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Any]]:
+        questions = [Question("record", [plan.variant(self.base)], plan.mesh) for plan in candidates]
         damaged = []
         for place, answer in self.recorder.ask(questions):
             try:
@@ -235,39 +142,30 @@ class Predictor:
             candidate = candidates[damaged[index]]
             yield candidate, self._outcome(candidate, answer, _loaded(answer))
 
-    def _outcome(
-        self, candidate: Candidate, answer: dict[str, Any], recordings: Sequence[Sequence[Recording]]
-    ) -> Prediction | str:
+    def _outcome(self, candidate: Candidate, answer: dict[str, Any], recordings: list[Recording]) -> Prediction | str:
         if "left_out" in answer:
             return str(answer["left_out"])
-        is_few = len(recordings) > 1
-        counts, num_layers = (FEW, int(self.base[str(self.layers)])) if is_few else ((0,), 0)
-        points = list(zip(counts, recordings, strict=True))
         try:
-            return predicted(candidate, points, num_layers, self.hardware, self.float8)
+            return predicted(candidate, recordings, self.hardware, self.float8)
         except UserError as error:
             return str(error)
 
 
-def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
-    return [load_recordings(Path(file)) for file in answer.get("answers", ())]
+def _loaded(answer: dict[str, Any]) -> list[Recording]:
+    return [recording for file in answer.get("answers", ()) for recording in load_recordings(Path(file))]
 
 
 def predict(state: SweepState, predictor: Predictor, limits: Limits) -> None:
-    """Search, and record the best plans with all layers; `state` has the outcomes, also after an interrupt.
+    """Search; `state` has the outcomes, also after an interrupt.
 
     Raises:
         UserError: the plan as written does not work, and its neighbours were requested.
     """
-    try:
-        if state.written is not None:
-            predict_around(state, state.written, predictor, limits)
-        else:
-            explore(state, predictor, limits)
-        _confirm(state, predictor, limits)
-        _try_outside(state, predictor, limits)
-    finally:
-        state.layers = predictor.layers
+    if state.written is not None:
+        predict_around(state, state.written, predictor, limits)
+    else:
+        explore(state, predictor, limits)
+    _try_outside(state, predictor, limits)
 
 
 def predict_around(state: SweepState, written: Candidate, predictor: Predictor, limits: Limits) -> None:
@@ -296,7 +194,7 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
         if not waiting:
             leaders = [prediction.candidate for prediction in state.ranked_predictions[:NUM_EXPANDED]]
             best = next((candidate for candidate in leaders if candidate not in expanded), None)
-            has_time = limits.left_s(MESH_SHARE * SEARCH_SHARE) > 0
+            has_time = limits.left_s(MESH_SHARE) > 0
             if meshes and (best is None or (len(tried) < MESH_SHARE * limits.max_plans and has_time)):
                 waiting, meshes = meshes[:AT_ONCE], meshes[AT_ONCE:]
             elif best is None:
@@ -309,7 +207,7 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
         if room <= 0:
             state.stopped = limits.reached
             break
-        if limits.left_s(SEARCH_SHARE) < 0 and state.predictions:
+        if limits.left_s() < 0 and state.predictions:
             state.stopped = "the time for recording was used up (--budget)"
             break
         count = min(AT_ONCE, room)
@@ -358,38 +256,11 @@ def other_work(first: Prediction, other: Prediction) -> str:
     return ""
 
 
-def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
-    """Record the best plans with all layers, two at a time, until enough plans are known to fit.
-
-    Times of all plans remain extrapolated from few layers.
-    """
-    num_tried = 0
-    while num_tried < MAX_WHOLE:
-        num_fitting = sum(prediction.fits is True for prediction in state.ranked_predictions)
-        if num_fitting >= NUM_WHOLE or (num_tried and limits.left_s() < 0):
-            break
-        unknown = [prediction.candidate for prediction in state.ranked_predictions if prediction.fits is None]
-        waiting = unknown[: min(2, NUM_WHOLE - num_fitting)]
-        if not waiting:
-            break
-        num_tried += len(waiting)
-        for candidate, outcome in predictor.outcomes(waiting, whole=True):
-            if isinstance(outcome, str):
-                state.left_out[candidate] = outcome
-                del state.predictions[candidate]
-                continue
-            few = state.predictions[candidate]
-            state.estimates.append(few.reserved_bytes / outcome.reserved_bytes)
-            memory = ("reserved_bytes", "fits", "is_tight", "takes_reserve")
-            changes: dict[str, Any] = {name: getattr(outcome, name) for name in memory}
-            state.predictions[candidate] = replace(few, is_whole=True, **changes)
-
-
 def _try_outside(state: SweepState, predictor: Predictor, limits: Limits) -> None:
     """Predict the recommended plan with compilation and with float8, which the search leaves as written."""
     hardware, facts = predictor.hardware, state.space.facts
     best = state.ranked_predictions[0] if state.predictions else None
-    if best is None or best.fits is False or hardware.host is not None or facts["pipeline"]:
+    if best is None or not best.fits or hardware.host is not None or facts["pipeline"]:
         return
     candidate, float8 = best.candidate, predictor.float8
     is_open = COMPILE not in {*state.space.pinned, *state.space.axes}
@@ -418,11 +289,11 @@ def require_fitting(setup: Setup, state: SweepState, hardware: Hardware) -> None
     if not state.predictions:
         raise no_plan_error(setup, state, hardware)
     best = state.ranked_predictions[0]
-    if best.fits is not False and best.step_s > state.max_step_s:
+    if best.fits and best.step_s > state.max_step_s:
         problem = f"no tried plan of {setup.entry.name} takes at most {brief_time_text(state.max_step_s)} per step"
         fastest = f"the fastest that fits ({best.candidate.text}) takes {brief_time_text(best.step_s)}"
         raise UserError(f"{problem}; {fastest}; give a larger --max-step, --world or --plans")
-    if best.fits is False:
+    if not best.fits:
         raise no_plan_fits(setup.entry.name, setup.world, best, hardware, state.stopped)
 
 
@@ -466,8 +337,7 @@ def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardw
     capacity = disk_text(hardware["memory_bytes"])
     why = "; ".join(reason for reason in (reserve and f"of which {reserve}", stopped) if reason)
     problem = f"no tried plan of {scenario} on {count_text(world, 'device')} fits into {capacity}"
-    about = "" if nearest.is_whole else "about "
-    near = f"the nearest plan ({nearest.candidate.text}) needs {about}{disk_text(need)}"
+    near = f"the nearest plan ({nearest.candidate.text}) needs {disk_text(need)}"
     unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
     enough = f"{math.ceil(memory_for(hardware, need * SURELY) / unit)}{name}"
     advice = f"give --memory {enough} or more, a larger --world, or a smaller batch"

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distbench.search.predicted import layers_of
 from distbench.search.sweep_child import Question, SweepChild
-from distbench.search.sweep_result import FEW
 from distbench.simulate.hardware_file import Figure, Hardware, load_hardware
 from distbench.simulate.published import Published
 from distbench.simulate.recording import Recording, load_recordings
@@ -26,6 +24,8 @@ from distbench.spec.job import MESH, brief_mesh, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan import LOSS
 
+LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
+FEW = (2, 4)  # layers that are recorded instead of all
 MICROBATCHES = (1, 2)  # that are recorded instead of more
 LAYERS_IN_FLOAT8 = ("layers.*",)
 MAX_LAYERS = 1000
@@ -61,6 +61,11 @@ class Compared:
         return math.log(self.reserved_bytes / (1 << 30) / self.row.reserved_gib)
 
 
+def _layers_of(base: Mapping[str, Any]) -> str | None:
+    """Return the parameter for the number of layers, if the model has more layers than must be recorded."""
+    return next((name for name in LAYERS if type(base.get(name)) is int and base[name] > FEW[-1]), None)
+
+
 class _Point(NamedTuple):
     """One recorded size of a row's step."""
 
@@ -80,7 +85,7 @@ class _Step:
     @property
     def layers_name(self) -> str | None:
         """The parameter for the number of layers, unless all layers are recorded."""
-        return None if self.row.reserved_gib is not None else layers_of(self.variant)
+        return None if self.row.reserved_gib is not None else _layers_of(self.variant)
 
     @property
     def whole(self) -> _Point:

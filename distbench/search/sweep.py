@@ -10,7 +10,7 @@ from typing import Any
 
 from distbench.launch.display import display_for
 from distbench.search.measured import NUM_FINAL, Rounds, changes_of_best, claim_folder, require_folder
-from distbench.search.predicted import Predictor, layers_of, no_plan_error, predict, require_fitting, with_memory
+from distbench.search.predicted import Predictor, no_plan_error, predict, require_fitting, with_memory
 from distbench.search.space import Candidate, Setup, set_up
 from distbench.search.sweep_child import PlanCode, SweepChild, code_of, facts_of, legal
 from distbench.search.sweep_result import COST, TOKENS, Limits, Prediction, SweepResult, SweepState, plans_of, result_of
@@ -153,8 +153,6 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
 def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: SweepState) -> None:
     """Predict plans; with a hardware file of this machine, also measure the best of them."""
     setup = request.setup
-    # Each stage of a pipeline has some of the layers, so all layers are recorded.
-    layers = None if state.space.facts["pipeline"] else layers_of(setup.base, setup.axes)
     num_asked = 0
     best_shown: Prediction | None = None
     with display_for("sweep", request.quiet) as display:
@@ -172,14 +170,14 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
                 display.event({"event": "note", "text": best_so_far(state, setup.world)})
 
         try:
-            predict(state, Predictor(child, setup.base, hardware, show_progress, setup.float8, layers), request.limits)
+            predict(state, Predictor(child, setup.base, hardware, show_progress, setup.float8), request.limits)
         except KeyboardInterrupt:
             if not state.predictions:
                 raise
             state.interrupted, state.stopped = True, "the sweep was interrupted; continue with --reuse"
     require_fitting(setup, state, hardware)
     if not state.interrupted and is_here(setup, hardware):
-        usable = [prediction.candidate for prediction in state.ranked_predictions if prediction.fits is not False]
+        usable = [prediction.candidate for prediction in state.ranked_predictions if prediction.fits]
         best = dict.fromkeys([*([state.written] if state.written else []), *usable])
         _rounds(request, state).run_last([*best][:NUM_FINAL])
 

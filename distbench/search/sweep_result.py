@@ -17,7 +17,6 @@ from distbench.simulate.published import plan_kinds
 from distbench.spec.printable_text import count_text
 from distbench.statistics.pass_comparison import as_table, compare_passes
 
-FEW = (2, 4)  # layers that are recorded instead of all
 CLOSE = 0.01  # memory with smaller differences, and without error bars also times, are ties
 TOKENS, MEMORY, COST = OBJECTIVES = ("tokens", "memory", "cost")
 EQUAL = 0.001  # of the time: smaller differences count as equal
@@ -38,12 +37,11 @@ class Prediction:
         implicit_s: exposed communication of implicit redistributions, by (owner, redistribution).
         reserved_bytes: reserved memory of the allocator at its peak.
         live_bytes: the part of the reserved memory that is alive at the peak.
-        is_whole: all layers were recorded.
-        fits: whether the memory suffices without the reserve; None if unknown.
+        fits: whether the memory suffices without the reserve.
         is_tight: the plan fits only because the allocator releases its cache.
         takes_reserve: the plan would fit without a reserve.
         assumed: caveats: guessed, fitted, extrapolated and missing figures.
-        step_bar, memory_bar: error bars; None for a host. That of memory is for recordings of all layers.
+        step_bar, memory_bar: error bars; None for a host.
     """
 
     candidate: Candidate
@@ -52,11 +50,10 @@ class Prediction:
     exposed_s: Mapping[CommunicationPath, float]
     implicit_s: Mapping[tuple[str, str], float]
     reserved_bytes: float
-    is_whole: bool
     num_parameters: int
     batch_size: int
     num_tokens: int | None
-    fits: bool | None = None
+    fits: bool = True
     is_tight: bool = False
     takes_reserve: bool = False
     live_bytes: float = 0.0
@@ -89,7 +86,7 @@ class RankedPlan:
 
     Args:
         memory_bytes: memory at the peak; None if unknown.
-        memory_basis: "whole", "about" or "measured".
+        memory_basis: "predicted" or "measured".
         verdict: verdict of a measured plan compared with the recommended plan; "" for a predicted plan.
         prediction: None for a plan without a prediction.
         measured: for a measured plan, bounds of its time divided by the recommended plan's.
@@ -99,7 +96,7 @@ class RankedPlan:
     step_s: float
     tokens_per_s: float
     memory_bytes: float | None
-    memory_basis: str = "about"
+    memory_basis: str = "predicted"
     fits: bool | None = None
     verdict: str = ""
     prediction: Prediction | None = None
@@ -127,8 +124,8 @@ class RankedPlan:
 
     @property
     def memory_bar(self) -> Bar | None:
-        """Error bar of predicted memory, of a recording of all layers."""
-        return None if self.prediction is None or self.memory_basis != "whole" else self.prediction.memory_bar
+        """Error bar of predicted memory."""
+        return None if self.prediction is None or self.memory_basis == "measured" else self.prediction.memory_bar
 
     @property
     def timed_kind(self) -> TimedKind:
@@ -143,7 +140,7 @@ def plan_of(prediction: Prediction) -> RankedPlan:
         prediction.step_s,
         prediction.tokens_per_s,
         prediction.reserved_bytes,
-        "whole" if prediction.is_whole else "about",
+        "predicted",
         prediction.fits,
         prediction=prediction,
     )
@@ -203,9 +200,7 @@ class SweepState:
         left_out: reason per candidate that was neither predicted nor measured.
         refused: lower bound in bytes per mesh whose lower bound exceeds the memory.
         stopped: reason for an early stop of the search; "" for a complete search.
-        layers: parameter for the number of layers, if times are extrapolated from few layers.
         option: the --set option with which a plan works, if no plan works without.
-        estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
         traces: the communication of each plan of the last measured round.
         faster_outside: options outside of the search, with the recommended plan's prediction if they make it faster.
         num_reused: measured rounds taken from an earlier sweep; None without --reuse.
@@ -223,9 +218,7 @@ class SweepState:
     left_out: dict[Candidate, str] = field(default_factory=dict)
     refused: dict[Candidate, int] = field(default_factory=dict)
     stopped: str = ""
-    layers: str | None = None
     option: str = ""
-    estimates: list[float] = field(default_factory=list)
     run_files: list[str] = field(default_factory=list)
     traces: Mapping[Candidate, Trace] = field(default_factory=dict)
     faster_outside: dict[str, Prediction] = field(default_factory=dict)
@@ -239,22 +232,20 @@ class SweepState:
 
     @property
     def ranked_predictions(self) -> list[Prediction]:
-        """Return predictions that fit or may fit, the fastest first, then predictions that are slower than
+        """Return predictions that fit, the fastest first, then predictions that are slower than
         `max_step_s`, then predictions that do not fit, the smallest first.
 
         Of plans that tie with the fastest (with the objective `memory`, of all plans), the plan with the least memory
-        comes first, or the fastest of those with about as little memory. Plans with a whole recording come before plans
-        with a memory estimate.
+        comes first, or the fastest of those with about as little memory.
         """
-        fitting = [prediction for prediction in self.predictions.values() if prediction.fits is not False]
-        too_large = [prediction for prediction in self.predictions.values() if prediction.fits is False]
+        fitting = [prediction for prediction in self.predictions.values() if prediction.fits]
+        too_large = [prediction for prediction in self.predictions.values() if not prediction.fits]
         fitting.sort(key=lambda prediction: 1 / prediction.tokens_per_s)
         too_large.sort(key=lambda prediction: prediction.reserved_bytes)
         usable = [prediction for prediction in fitting if prediction.step_s <= self.max_step_s]
         too_large = [*(prediction for prediction in fitting if prediction.step_s > self.max_step_s), *too_large]
         is_small = self.objective == MEMORY
         near = [prediction for prediction in usable if is_small or prediction.ties_with(usable[0])]
-        near = [prediction for prediction in near if prediction.is_whole] or near
         if near:
             least = min(prediction.reserved_bytes for prediction in near)
             best = next(prediction for prediction in near if prediction.reserved_bytes <= (1 + CLOSE) * least)
@@ -342,7 +333,6 @@ class SweepResult:
         layouts: sentences on further possible changes of the plan as written.
         traces: the communication of measured plans, if traced.
         predicted: all predicted plans, if `plans` are the measured best of them.
-        estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
         faster_outside, objective: as in SweepState.
     """
 
@@ -362,7 +352,6 @@ class SweepResult:
     layouts: Sequence[str] = ()
     traces: Mapping[Candidate, Trace] = field(default_factory=dict)
     predicted: Sequence[RankedPlan] = ()
-    estimates: Sequence[float] = ()
     faster_outside: Mapping[str, Prediction] = field(default_factory=dict)
     objective: str = TOKENS
 
@@ -452,7 +441,6 @@ def result_of(
         layouts=_layouts(written_prediction) if written_prediction else (),
         traces=state.traces,
         predicted=predicted if is_measured else (),
-        estimates=state.estimates,
         faster_outside={} if is_measured else state.faster_outside,
         objective=state.objective,
     )
@@ -489,8 +477,6 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
     notes += [f"left out: {candidate.text}: {why}" for candidate, why in left_out[:MAX_LEFT_OUT]]
     if len(left_out) > MAX_LEFT_OUT:
         notes.append(f"left out: {len(left_out) - MAX_LEFT_OUT} more: --format json")
-    if state.layers:
-        notes.append(f"times are extrapolated linearly from {FEW[0]} and {FEW[1]} layers ({state.layers})")
     if setup.float8:
         notes.append("--float8 changes predictions only; distbench run measures the plan without float8")
     if state.predictions:

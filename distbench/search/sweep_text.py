@@ -40,7 +40,6 @@ BEYOND = 1.3
 MAX_LINEAR = 6.0  # ratio of longest to shortest step above which times are on a log axis
 MIB, GIB = 1 << 20, 1 << 30
 # Memory estimated from few layers over memory with all layers, minus one, of the plans in docs/sweep.md.
-SAMPLED = "errors of -7 to +21 % on 25 plans of three models"
 
 
 def cost_a_step(price: float, world: int, step_s: float) -> float:
@@ -117,11 +116,10 @@ def memory_text(plan: RankedPlan) -> str:
     """
     if plan.memory_bytes is None:
         return NOTHING
-    about = "~" if plan.memory_basis == "about" else ""
     word = " (tight)" if plan.is_tight else ""
     if plan.fits is False:
         word = " (reserve)" if plan.takes_reserve else " (no)"
-    return f"{about}{size_text(plan.memory_bytes)}{word}"
+    return f"{size_text(plan.memory_bytes)}{word}"
 
 
 def why(result: SweepResult) -> list[str]:
@@ -201,7 +199,6 @@ def record_of_result(result: SweepResult) -> dict[str, Any]:
             | {"mesh": change.plan.candidate.mesh, "changes": dict(change.plan.candidate.choices)}
             for change in result.changes
         ],
-        "memory_estimates": list(result.estimates),
         "faster_outside": [
             {"options": options, "step_s": prediction.step_s, "memory_bytes": prediction.reserved_bytes}
             for options, prediction in result.faster_outside.items()
@@ -338,13 +335,6 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
         ("<verdict", lambda plan: plan.verdict or NOTHING),
     )
     notes = []
-    if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in plans):
-        note = f"memory with ~ is extrapolated from few layers: {SAMPLED}"
-        if estimates := result.estimates:
-            own_range = f"{100 * (min(estimates) - 1):+.0f} to {100 * (max(estimates) - 1):+.0f} %"
-            whole = f"the {count_text(len(estimates), 'plan')} of this sweep that were recorded with all layers"
-            note += f", {own_range} on {whole}"
-        notes.append(note)
     if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
         notes.append(
             "without a verdict: times of an earlier, shorter round, not comparable with times of the last round"

@@ -22,7 +22,7 @@ from distbench.ranks.failure import one_line_and_place, raised_at
 from distbench.ranks.measure import no_stamp
 from distbench.simulate.operator_recorder import DEVICE_TYPE, Recorder, StageMessages, simulate_device
 from distbench.simulate.recording import MAX_RANKS, Event, Head, PipelineFacts, Recording, ranks_of_pipeline
-from distbench.simulate.repeated_layers import FEW, NotRepeated, extended, repeated_layers
+from distbench.simulate.repeated_layers import NotRepeated, extended, repeated_layers
 from distbench.spec import Scenario, UserError
 from distbench.spec.assumptions import Assumption, assumption_text
 from distbench.spec.plan import LOSS, ULYSSES
@@ -33,11 +33,11 @@ from distbench.torch_private import (
     ShapesOnly,
     Unsupported,
     chunks_when_asked_for,
+    equal_tensors_once,
     fake_ranks,
     forget_layouts_of_backward,
     is_strided_shard,
     meshes_with_values,
-    equal_tensors_once,
     tensors_in,
 )
 
@@ -125,10 +125,10 @@ def recorded(
         case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
         del batch  # Its values may take more memory than the whole recording.
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
-        at_once, repeated = bool(compiled), None
+        at_once, done = bool(compiled), None
         if fewer is not None and not assume:
-            repeated = _repeated(scenario, built, _uncompiled(fewer), context, at_once)
-        done = repeated or _recorded_step(scenario, built, context, at_once, assume or {})
+            done = _repeated(scenario, built, _uncompiled(fewer), context, at_once)
+        done = done or _recorded_step(scenario, built, context, at_once, assume or {})
     head = Head(
         scenario=name,
         variant=variant,
@@ -149,7 +149,7 @@ def recorded(
             *(assumption_text(pattern, assumed) for pattern, assumed in (assume or {}).items()),
             *(f"the step omits {part}" for part in scenario.omits),
         ),
-        recorded_layers=FEW if repeated is not None else 0,
+        recorded_layers=done.recorded_layers,
     )
     return RecordedRank(Recording(head, done.events), done.differing, done.busier)
 
@@ -160,7 +160,7 @@ def _uncompiled(scenario: Scenario) -> Scenario:
 
 
 class _Done(NamedTuple):
-    """A recorded step; `differing` and `busier` as in `RecordedRank`."""
+    """A recorded step; `differing` and `busier` as in `RecordedRank`, `recorded_layers` as in `Head`."""
 
     events: Sequence[Event]
     phases: tuple[str, ...]
@@ -168,6 +168,7 @@ class _Done(NamedTuple):
     differing: tuple[int, ...]
     busier: tuple[int, ...]
     modules_of_blocks: Mapping[int, str]
+    recorded_layers: int = 0
 
 
 def _recorded_step(
@@ -184,6 +185,8 @@ def _recorded_step(
     try:
         with _one_sentence_errors():
             step = _built(scenario, context, built, shapes, values, recorder)
+            if with_modules and step.has_buckets:
+                raise UserError("DDP's buckets have gradients of several layers")
             differing, busier = differing_ranks(step, step.batch.first, context), busier_ranks(step, context)
             _run(step, context, shapes, values, recorder)
             phases = step.phases  # The phases of the user's own step are known only after the step has run.
@@ -211,7 +214,7 @@ def _repeated(
         names = repeated_layers(built.model, few.model, scenario.plan, fewer.plan)
         done = _recorded_step(fewer, few, context, at_once, {}, with_modules=True)
         layers = {block: names.split(module)[1] for block, module in done.modules_of_blocks.items()}
-        return done._replace(events=extended(done.events, layers, names))
+        return done._replace(events=extended(done.events, layers, names), recorded_layers=names.few)
     except (NotRepeated, UserError, Unsupported):  # Errors of the whole model are raised by its own recording.
         return None
 

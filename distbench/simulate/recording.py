@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
 from msgspec import Meta, Struct
 
 from distbench.processes import ask_child
@@ -351,12 +352,19 @@ def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"recording {path}, line {number}: the line is longer than any recording's; record the step again"
             )
         try:
-            record = parse_json(line.rstrip(b"\n"))
+            record = _parsed(line.rstrip(b"\n"))
         except ValueError as error:
             raise _damaged(path, number, str(error).removeprefix("line 1, ")) from error
         if not isinstance(record, dict):
             raise _damaged(path, number, f"it is {shown(record)}, not an object")
         yield number, record
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)  # several times as fast
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return parse_json(line)
 
 
 def _event(record: dict[str, Any]) -> Event:

@@ -10,13 +10,12 @@ between them. The result has the same events as a recording of the whole model; 
 import fnmatch
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import nn
 
 from distbench.simulate.recording import (
     MEMORY,
@@ -29,10 +28,10 @@ from distbench.simulate.recording import (
     Operator,
 )
 
-FEW = 6  # recorded layers
-LEFT, RIGHT = 2, 3  # the other layers are inserted between these two
+FEW = 6  # recorded layers of most plans
 NO_LAYER = -(10**6)
 BLOCK, EVENT = "block", "event"
+READS, WRITES = "reads", "writes"  # kinds of tokens in addition to the types of events
 Number = tuple[str, int]  # BLOCK or EVENT, and the number of a block or an event
 
 
@@ -45,16 +44,29 @@ class LayerNames(NamedTuple):
 
     Args:
         prefix: before a layer's number, such as "layers.".
-        count: number of layers of the whole model.
+        num_layers: number of layers of the whole model.
+        few: number of recorded layers.
     """
 
     prefix: str
-    count: int
+    num_layers: int
+    few: int
+
+    @property
+    def left(self) -> int:
+        """The recorded layer after which the other layers are inserted."""
+        return self.few // 2 - 1
+
+    @property
+    def right(self) -> int:
+        """The recorded layer before which the other layers are inserted."""
+        return self.few // 2
 
     def split(self, name: str) -> tuple[str, int]:
         """Return a module's name without the layer's number, and the number; NO_LAYER for other modules.
 
-        >>> LayerNames("layers.", 32).split("layers.3.attention"), LayerNames("layers.", 32).split("norm")
+        >>> names = LayerNames("layers.", 32, FEW)
+        >>> names.split("layers.3.attention"), names.split("norm")
         (('layers.*.attention', 3), ('norm', -1000000))
         """
         if not name.startswith(self.prefix):
@@ -88,10 +100,6 @@ class Place(NamedTuple):
     layer: int
     offset: int
 
-    def moved(self, inserted: int) -> "Place":
-        """Return the place among the tokens of all layers, for a token that is not repeated itself."""
-        return self._replace(layer=self.layer + inserted) if self.run >= 0 and self.layer >= RIGHT else self
-
 
 @dataclass(frozen=True)
 class Run:
@@ -106,8 +114,18 @@ class Run:
     period: int
     layers: Sequence[int]
 
+    @property
+    def ascends(self) -> bool:
+        """Whether a later repetition is of a later layer, as in forward."""
+        return self.layers[1] > self.layers[0]
 
-def repeated_layers(model: nn.Module, few: nn.Module, plan: object, few_plan: object) -> LayerNames:
+    @property
+    def end(self) -> int:
+        """Index after the last token."""
+        return self.start + len(self.layers) * self.period
+
+
+def repeated_layers(model: Any, few: Any, plan: object, few_plan: object) -> LayerNames:
     """Return the names of the equal layers of a model, of which `few` has the first.
 
     Raises:
@@ -116,24 +134,25 @@ def repeated_layers(model: nn.Module, few: nn.Module, plan: object, few_plan: ob
     first_lacking = next((name for name, _ in model.named_modules() if name not in dict(few.named_modules())), "")
     if (match := re.match(r"((?:.*?\.)?)(\d+)(?:\.|$)", first_lacking)) is None:
         raise NotRepeated("no layer is left out")
-    names = LayerNames(match[1], 0)
+    names = LayerNames(match[1], 0, 0)
     parts, few_parts = _layers(model, names), _layers(few, names)
-    count = len(parts) - 1
-    if len(few_parts) - 1 != FEW or count < 2 * FEW:
-        raise NotRepeated(f"{len(few_parts) - 1} of {count} layers are left")
-    pairs = [(parts[layer], few_parts[layer], (count, FEW)) for layer in (NO_LAYER, *range(FEW))]
-    pairs += [(parts[LEFT], parts[layer], (LEFT, layer)) for layer in range(LEFT, count)]
+    names = names._replace(num_layers=len(parts) - 1, few=len(few_parts) - 1)
+    left, count = names.left, names.num_layers
+    if names.few < FEW or count < 2 * FEW:
+        raise NotRepeated(f"{names.few} of {count} layers are left")
+    pairs = [(parts[layer], few_parts[layer], (count, names.few)) for layer in (NO_LAYER, *range(names.few))]
+    pairs += [(parts[left], parts[layer], (left, layer)) for layer in range(left, count)]
     if not all(itertools.starmap(_are_equal, pairs)):
         raise NotRepeated("its layers differ")
     all_names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
-    if {*_strings(plan)} != {*_strings(few_plan)} or any(
-        len({*map(frozenset, _layers_named(all_names, pattern, names, count))}) > 1 for pattern in _strings(plan)
-    ):
+    patterns = {*_strings(plan)}
+    named = (_layers_named(all_names, pattern, names)[left:] for pattern in patterns)
+    if patterns != {*_strings(few_plan)} or any(of_layer != of[0] for of in named for of_layer in of):
         raise NotRepeated("the plan names single layers")
-    return names._replace(count=count)
+    return names
 
 
-def _layers(model: nn.Module, names: LayerNames) -> dict[int, dict[str, Any]]:
+def _layers(model: Any, names: LayerNames) -> dict[int, dict[str, Any]]:
     """Return each layer's properties, by the name of the module or attribute without the layer's number."""
     parts: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, module in model.named_modules():
@@ -166,9 +185,9 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _layers_named(all_names: Sequence[str], pattern: str, names: LayerNames, count: int) -> list[list[str]]:
+def _layers_named(all_names: Sequence[str], pattern: str, names: LayerNames) -> list[list[str]]:
     """Return for each layer the names that a pattern matches, without the layer's number."""
-    named: list[list[str]] = [[] for _ in range(count)]
+    named: list[list[str]] = [[] for _ in range(names.num_layers)]
     for name in fnmatch.filter(all_names, pattern):
         brief, layer = names.split(name)
         if layer != NO_LAYER:
@@ -176,32 +195,40 @@ def _layers_named(all_names: Sequence[str], pattern: str, names: LayerNames, cou
     return named
 
 
-def extended(
-    events: Sequence[Event], layers_of_blocks: Mapping[int, int], names: LayerNames, few: int = FEW
-) -> list[Event]:
-    """Return the events of a model with `names.count` layers, from the events of its first `few` layers.
+def extended(events: Sequence[Event], layers_of_blocks: Mapping[int, int], names: LayerNames) -> list[Event]:
+    """Return the events of a model with `names.num_layers` layers, from the events of its first `names.few` layers.
 
     Args:
-        events: of a recording with `few` layers.
         layers_of_blocks: layers of blocks: of parameters and what was computed from them, and by the allocating module.
 
     Raises:
         NotRepeated: the events do not repeat, or the number of layers changes another part of the step.
     """
     tokens = [*_tokens(events, layers_of_blocks, names)]
-    runs = _runs(tokens)
+    runs = _runs(tokens, names)
     places: list[Place] = [Place(-1, 0, index) for index in range(len(tokens))]
     for number, run in enumerate(runs):
         for turn, layer in enumerate(run.layers):
             for offset in range(run.period):
                 places[run.start + turn * run.period + offset] = Place(number, layer, offset)
-    if lost := next((token for token, at in zip(tokens, places, strict=True) if at.run < 0 and token.layer in (LEFT, RIGHT)), None):
-        raise NotRepeated(f"{lost.label} of layer {lost.layer} is not repeated")
-    defined: dict[Number, Place] = {}
-    for token, place in zip(tokens, places, strict=True):
+    middle = (names.left, names.right)
+    lost = [token for token, at in zip(tokens, places, strict=True) if at.run < 0 and token.layer in middle]
+    if lost:
+        raise NotRepeated(f"{lost[0].label} of layer {lost[0].layer} is not repeated")
+    defined: dict[Number, int] = {}
+    for index, token in enumerate(tokens):
         if token.named is not None:
-            defined.setdefault(token.named, place)
-    return _Writer(tokens, runs, places, defined, names, names.count - few).events()
+            defined.setdefault(token.named, index)
+    written = _Writer(tokens, runs, places, defined, names).events()
+    alive: set[int] = set()
+    for event in written:
+        if isinstance(event, Allocated):
+            alive.add(event.block)
+        elif isinstance(event, Freed):
+            if event.block not in alive:
+                raise NotRepeated(f"block {event.block} would be freed twice")
+            alive.remove(event.block)
+    return written
 
 
 def _tokens(events: Sequence[Event], layers_of_blocks: Mapping[int, int], names: LayerNames) -> Iterator[Token]:
@@ -216,7 +243,7 @@ def _tokens(events: Sequence[Event], layers_of_blocks: Mapping[int, int], names:
             # The numbers of tensors are not part of the label: an optimizer's operator has a tensor per layer.
             brief = event._replace(owner=owner, reads=(), writes=(), attention=tuple(event.attention))
             yield Token((Operator, *brief), layer)
-            for kind, touched in (("reads", event.reads), ("writes", event.writes)):
+            for kind, touched in ((READS, event.reads), (WRITES, event.writes)):
                 for block, num_bytes in touched:
                     yield of_block((kind, num_bytes), block)
         elif isinstance(event, Collective):
@@ -236,8 +263,8 @@ def _tokens(events: Sequence[Event], layers_of_blocks: Mapping[int, int], names:
             yield Token((type(event), *event), NO_LAYER)
 
 
-def _runs(tokens: Sequence[Token]) -> list[Run]:
-    """Return the longest repetitions that do not overlap, each of three layers at least, with LEFT and RIGHT."""
+def _runs(tokens: Sequence[Token], names: LayerNames) -> list[Run]:
+    """Return the longest repetitions that do not overlap, each of three layers or more, with `left` and `right`."""
     numbers: dict[tuple[Any, ...], int] = {}
     labels = np.array([numbers.setdefault(token.label, len(numbers)) for token in tokens])
     layers = np.array([token.layer for token in tokens])
@@ -256,16 +283,15 @@ def _runs(tokens: Sequence[Token]) -> list[Run]:
                     repeated.append((int(start), int(end) + period, period))
     runs: list[Run] = []
     taken = np.zeros(len(tokens), dtype=bool)
-    for start, end, period in sorted(repeated, key=lambda run: (run[0] - run[1], run[2])):
-        while start < end and taken[start]:
-            start += 1
-        while start < end and taken[end - 1]:
-            end -= 1
+    for first, last, period in sorted(repeated, key=lambda run: (run[0] - run[1], run[2])):
+        if not (free := np.flatnonzero(~taken[first:last])).size:
+            continue
+        start, end = first + int(free[0]), first + int(free[-1]) + 1
         if taken[start:end].any() or (turns := (end - start) // period) < 3:
             continue
         with_layer = start + int(np.flatnonzero(layers[start:end] != NO_LAYER)[0])
         of_turns = [int(layers[with_layer + turn * period]) for turn in range(turns)]
-        if {LEFT, RIGHT} <= {*of_turns}:
+        if {names.left, names.right} <= {*of_turns}:
             runs.append(Run(start, period, of_turns))
             taken[start : start + turns * period] = True
     return sorted(runs, key=lambda run: run.start)
@@ -279,39 +305,31 @@ class _Writer:
         tokens: Sequence[Token],
         runs: Sequence[Run],
         places: Sequence[Place],
-        defined: Mapping[Number, Place],
+        defined: Mapping[Number, int],
         names: LayerNames,
-        inserted: int,
     ) -> None:
         self._tokens, self._runs, self._places, self._defined = tokens, runs, places, defined
-        self._names, self._inserted = names, inserted
+        self._names, self._inserted = names, names.num_layers - names.few
+        self._repeated_targets: dict[int, Place | None] = {}
         self._numbers: dict[tuple[str, Place], int] = {}
         self._counts = {BLOCK: 0, EVENT: 0}
 
     def events(self) -> list[Event]:
         """Return the events; raises NotRepeated."""
         written: list[Event] = []
-        pending: tuple[int, Token, str] | None = None
-        touched: list[tuple[str, int, int]] = []
-
-        def end_operator() -> None:
-            if pending is not None:
-                written.append(self._operator(*pending, touched))
-
+        operator: tuple[int, list[tuple[str, int, int]], str] | None = None
         for index, layer in self._order():
-            token = self._tokens[index]
-            kind = token.label[0]
-            if kind in ("reads", "writes"):
-                touched.append((kind, self._number(index, layer), token.label[1]))
+            kind, *fields = self._tokens[index].label
+            if operator is not None and kind in (READS, WRITES):
+                operator[1].append((kind, self._number(index, layer), fields[0]))
                 continue
-            end_operator()
-            pending, touched = None, []
-            if kind is Operator:
-                pending = (index, token, self._owner(index, layer))
-            else:
+            if operator is not None:
+                written.append(self._operator(*operator))
+            owner = self._names.joined(Operator(*fields).owner, self._layer(index, layer)) if kind is Operator else ""
+            operator = (index, [], owner) if kind is Operator else None
+            if operator is None:
                 written.append(self._event(index, layer))
-        end_operator()
-        return written
+        return [*written, *([self._operator(*operator)] if operator is not None else [])]
 
     def _order(self) -> Iterator[tuple[int, int]]:
         """Yield the tokens of all layers: the index of the token, and the layer of its place in the whole model."""
@@ -321,15 +339,14 @@ class _Writer:
             yield from ((at, 0) for at in range(index, end))
             if run is None:
                 return
-            turns = [(turn, layer + (self._inserted if layer >= RIGHT else 0)) for turn, layer in enumerate(run.layers)]
-            left = run.layers.index(LEFT)
-            new = [(left, LEFT + 1 + more) for more in range(self._inserted)]
-            ascends = run.layers[1] > run.layers[0]
-            at = left + 1 if ascends else left
-            for turn, layer in (*turns[:at], *(new if ascends else reversed(new)), *turns[at:]):
+            turns = [(turn, self._numbered(layer)) for turn, layer in enumerate(run.layers)]
+            left = run.layers.index(self._names.left)
+            new = [(left, self._names.right + more) for more in range(self._inserted)]
+            at = left + 1 if run.ascends else left
+            for turn, layer in (*turns[:at], *(new if run.ascends else reversed(new)), *turns[at:]):
                 first = run.start + turn * run.period
                 yield from ((at, layer) for at in range(first, first + run.period))
-            index = run.start + len(run.layers) * run.period
+            index = run.end
 
     def _number(self, index: int, layer: int) -> int:
         """Return the number of the block or event of a token."""
@@ -343,23 +360,57 @@ class _Writer:
 
     def _target(self, index: int, layer: int, named: Number) -> Place:
         """Return the place in the whole model where the block or event of a token was defined."""
-        place, target = self._places[index], self._defined[named]
-        if place.run < 0:
-            return target.moved(self._inserted)
+        place, target = self._places[index], self._places[self._defined[named]]
+        if place.run >= 0 and (repeated := self._repeated_target(place)) is not None:
+            away = place.layer - self._names.left
+            if target == repeated._replace(layer=repeated.layer + away):
+                return repeated._replace(layer=repeated.layer + layer - self._names.left)
+        return self._moved(self._defined[named], index)
+
+    def _moved(self, definition: int, index: int) -> Place:
+        """Return the place in the whole model of a definition that a token uses outside of the repetition: as far from
+        the first layer as in the recording, or as far from the last layer.
+        """
+        target, layer = self._places[definition], self._tokens[definition].layer
+        if target.run < 0:
+            return target
+        layer = target.layer if layer == NO_LAYER else layer
+        is_near_first: bool | None = layer < self._names.left
+        middle = (self._names.left, self._names.right)
+        if layer in middle and (is_near_first := self._is_near_first(index)) is None:
+            raise NotRepeated(f"{self._tokens[index].label} uses layer {layer} after all layers")
+        return target if is_near_first else target._replace(layer=target.layer + self._inserted)
+
+    def _is_near_first(self, index: int) -> bool | None:
+        """Return whether a token is next to the first layer rather than the last; None if it is after the last layer
+        and before the first.
+        """
+        place = self._places[index]
+        if place.run >= 0:
+            return place.layer <= self._names.left
+        after = [not run.ascends for run in self._runs if run.end <= index]
+        before = [run.ascends for run in self._runs if run.start > index]
+        sides = {*after[-1:], *before[:1]}
+        return sides.pop() if len(sides) == 1 else None
+
+    def _repeated_target(self, place: Place) -> Place | None:
+        """Return the target of a repeated token in the layer `left`, if the targets are one per layer; None if all
+        layers have the same target.
+        """
         run = self._runs[place.run]
-
-        def of_layer(number: int) -> Place:
-            other = self._tokens[run.start + run.layers.index(number) * run.period + place.offset].named
-            assert other is not None
-            return self._defined[other]
-
-        left, right = of_layer(LEFT), of_layer(RIGHT)
-        if left.run == right.run >= 0 and left.offset == right.offset and right.layer - left.layer == 1:
-            if target == left._replace(layer=left.layer + place.layer - LEFT):
-                return left._replace(layer=left.layer + layer - LEFT)
-        elif left != right:
-            raise NotRepeated(f"{self._tokens[index].label} uses {left} in one layer, and {right} in the next")
-        return target.moved(self._inserted)
+        first = run.start + place.offset
+        if first not in self._repeated_targets:
+            of_layers = []
+            for layer in (self._names.left, self._names.right):
+                named = self._tokens[first + run.layers.index(layer) * run.period].named
+                assert named is not None
+                of_layers.append(self._places[self._defined[named]])
+            left, right = of_layers
+            is_repeated = left.run >= 0 and right == left._replace(layer=left.layer + 1)
+            if not is_repeated and left != right:
+                raise NotRepeated(f"{self._tokens[first].label} uses {left} in one layer, and {right} in the next")
+            self._repeated_targets[first] = left if is_repeated else None
+        return self._repeated_targets[first]
 
     def _layer(self, index: int, layer: int) -> int:
         """Return the layer of a token's module in the whole model."""
@@ -368,34 +419,30 @@ class _Writer:
             return NO_LAYER
         if place.run >= 0:
             return layer + token.layer - place.layer
-        return token.layer + (self._inserted if token.layer >= RIGHT else 0)
+        return self._numbered(token.layer)
 
-    def _owner(self, index: int, layer: int) -> str:
-        owner: str = Operator(*self._tokens[index].label[1:]).owner
-        return self._names.joined(owner, self._layer(index, layer))
+    def _numbered(self, layer: int) -> int:
+        """Return the number in the whole model of a recorded layer."""
+        return layer + self._inserted if layer >= self._names.right else layer
 
-    def _operator(self, index: int, token: Token, owner: str, touched: Sequence[tuple[str, int, int]]) -> Operator:
-        recorded = Operator(*token.label[1:])
-        tensors = {kind: [(block, size) for of, block, size in touched if of == kind] for kind in ("reads", "writes")}
-        num_bytes = recorded.num_bytes
-        before = self._touched_before(index)
-        if len(touched) != len(before):
-            grown = {kind: len(tensors[kind]) > sum(of == kind for of, _ in before) for kind in tensors}
-            size, old_size = sum(size for *_, size in touched), sum(size for _, size in before)
-            if recorded.kind != MEMORY or not all(grown[kind] or not tensors[kind] for kind in tensors):
-                raise NotRepeated(f"{recorded.name} has a result that depends on the number of layers")
-            if num_bytes * size % old_size:
-                raise NotRepeated(f"the bytes of {recorded.name} are not proportional to its tensors")
-            num_bytes = num_bytes * size // old_size
-        return recorded._replace(owner=owner, num_bytes=num_bytes, **tensors)
-
-    def _touched_before(self, index: int) -> list[tuple[str, int]]:
-        touched = []
-        for token in self._tokens[index + 1 :]:
-            if token.label[0] not in ("reads", "writes"):
-                break
-            touched.append((token.label[0], token.label[1]))
-        return touched
+    def _operator(self, index: int, touched: Sequence[tuple[str, int, int]], owner: str) -> Operator:
+        """Return the operator of a token with what it touches in the whole model: (kind, block, bytes)."""
+        operator = Operator(*self._tokens[index].label[1:])
+        reads, writes = ([(block, size) for of, block, size in touched if of == kind] for kind in (READS, WRITES))
+        num_bytes = operator.num_bytes
+        if self._places[index].run < 0:
+            following = (token.label for token in self._tokens[index + 1 :])
+            before = [*itertools.takewhile(lambda label: label[0] in (READS, WRITES), following)]
+            if len(before) != len(touched):
+                kinds = Counter(label[0] for label in before)
+                is_fixed = {len(reads): kinds[READS], len(writes): kinds[WRITES]}
+                if operator.kind != MEMORY or any(count and count == few for count, few in is_fixed.items()):
+                    raise NotRepeated(f"{operator.name} has a result that depends on the number of layers")
+                size, size_before = sum(size for *_, size in touched), sum(label[1] for label in before)
+                if num_bytes * size % size_before:
+                    raise NotRepeated(f"the bytes of {operator.name} are not proportional to its tensors")
+                num_bytes = num_bytes * size // size_before
+        return operator._replace(owner=owner, num_bytes=num_bytes, reads=reads, writes=writes)
 
     def _event(self, index: int, layer: int) -> Event:
         token = self._tokens[index]

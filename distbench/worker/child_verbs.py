@@ -71,6 +71,7 @@ from distbench.worker.recipe_memory import recipe_fit
 
 Answer = dict[str, Any]
 INHERITED = "torch.", "transformers.", "torchtitan."  # prefixes of modules
+REDUCE_SCATTERS_AT_ONCE = "set_reduce_scatter_max_input_buffers"
 LAYERS = "num_layers", "layers"  # a scenario's argument for the number of layers
 STATE_ELEMENTS = 1 << 14  # 8-bit optimizers do not quantize smaller tensors
 
@@ -329,7 +330,12 @@ def _fewer_layers(function: Callable[..., Scenario], variant: Mapping[str, Any])
     if (name := next((name for name in LAYERS if name in names), None)) is None:
         return None
     try:
-        return declared(function, {**variant, name: FEW})
+        few = declared(function, {**variant, name: FEW})
+        if (fsdp := few.plan.fsdp) is None:
+            return few
+        # Communication of several layers at once changes more of the first and the last layers.
+        at_once = [fsdp.prefetch_forward, fsdp.prefetch_backward, fsdp.configure.get(REDUCE_SCATTERS_AT_ONCE)]
+        return declared(function, {**variant, name: FEW + 4 * (max(1, *(count or 1 for count in at_once)) - 1)})
     except UserError:  # The sizes of the variant need more layers.
         return None
 

@@ -14,7 +14,7 @@ from sweep_plans import FACTS, measured, prediction, space
 from distbench.search import measured as measured_module
 from distbench.search import predicted as prediction_module
 from distbench.search.measured import changes_of_best, combined, num_affordable, with_written
-from distbench.search.predicted import Predictor, explore, layers_of, no_plan_error
+from distbench.search.predicted import Predictor, explore, no_plan_error
 from distbench.search.space import Candidate, Space, set_up
 from distbench.search.sweep_child import Question, SweepChild
 from distbench.search.sweep_result import Limits, Prediction, SweepState
@@ -77,54 +77,35 @@ def test_where_few_plans_were_tried_the_limit_is_named() -> None:
 
 
 class Recorder:
-    """A child process that answers as it is told.
+    """A child process that gives these answers, one after another."""
 
-    Args:
-        of: number of variants to what it answers, one after another.
-    """
-
-    def __init__(self, of: dict[int, list[dict[str, Any]]]) -> None:
-        self.of, self.forgotten = of, 0
+    def __init__(self, answers: list[dict[str, Any]]) -> None:
+        self.answers, self.forgotten = answers, 0
 
     def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for place, question in enumerate(questions):
-            yield place, self.of[len(question.variants)].pop(0)
+        for place, _ in enumerate(questions):
+            yield place, self.answers.pop(0)
 
     def forget(self, question: Question) -> None:
         self.forgotten += 1
 
 
-def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Predictor]:
+def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def load(file: Path) -> list[Any]:
         if file.name == "damaged":
             raise UserError("recording damaged, line 1: it is not JSON")
-        return []
+        return ["a recording"]
 
     monkeypatch.setattr(prediction_module, "load_recordings", load)
-    monkeypatch.setattr(prediction_module, "predicted", lambda candidate, points, *_: len(points))
-    base = {"num_layers": 32}
-    predictor = Predictor(cast(SweepChild, recorder), base, load_hardware("h100"), lambda *_: None, (), "num_layers")
-    return list(predictor.outcomes(space().meshes[:2])), predictor
-
-
-def test_where_no_plan_works_with_few_layers_all_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, one, other = (
-        {"left_out": "layers.31 matches no module"},
-        {"answers": ["whole"]},
-        {"left_out": "its own reason"},
-    )
-    found, predictor = outcomes_of(Recorder({2: [few, few], 1: [one, other]}), monkeypatch)
-    assert [outcome for _, outcome in found] == [1, "its own reason"] and predictor.layers is None
-    # What works neither way is left out for what few layers say, and no other plan is recorded whole.
-    found, predictor = outcomes_of(Recorder({2: [few, few], 1: [other]}), monkeypatch)
-    assert [outcome for _, outcome in found] == [few["left_out"]] * 2 and predictor.layers == "num_layers"
-    assert layers_of({"num_layers": 32}) == "num_layers" and layers_of({"num_layers": 32}, {"num_layers": ()}) is None
+    monkeypatch.setattr(prediction_module, "predicted", lambda candidate, recordings, *_: len(recordings))
+    predictor = Predictor(cast(SweepChild, recorder), {}, load_hardware("h100"), lambda *_: None)
+    return list(predictor.outcomes(space().meshes[:2]))
 
 
 def test_a_damaged_recording_of_an_earlier_sweep_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder({2: [{"answers": ["2", "damaged"]}, {"left_out": "other"}, {"answers": ["2", "4"]}]})
-    found, _ = outcomes_of(recorder, monkeypatch)
-    assert sorted(str(outcome) for _, outcome in found) == ["2", "other"] and recorder.forgotten == 1
+    recorder = Recorder([{"answers": ["damaged"]}, {"left_out": "other"}, {"answers": ["new"]}])
+    found = outcomes_of(recorder, monkeypatch)
+    assert sorted(str(outcome) for _, outcome in found) == ["1", "other"] and recorder.forgotten == 1
 
 
 @pytest.mark.parametrize("lasts", [True, False])

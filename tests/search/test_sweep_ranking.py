@@ -98,8 +98,7 @@ def test_of_plans_too_near_to_tell_the_one_with_the_least_memory_is_recommended(
     ranked = ranked_of(plans)
     # 6.01 and 6 GB are as good as the same: of the two the faster one.
     assert [one.step_s for one in ranked] == [1.004, 1.0, 1.009, 1.02]
-    # An estimate breaks no tie where memory is known whole.
-    plans[1] = replace(plans[1], is_whole=False, fits=None)
+    plans[1] = replace(plans[1], fits=False)
     assert ranked_of(plans)[0].step_s == 1.009
     plans[2] = replace(plans[2], fits=False)
     assert ranked_of(plans)[0].step_s == 1.0

@@ -225,30 +225,9 @@ def test_of_an_accelerators_memory_a_reserve_is_not_usable() -> None:
 def test_a_plan_that_leaves_no_reserve_does_not_fit(num_gib: int, fits: bool, takes_reserve: bool, says: str) -> None:
     recording = Recording(HEAD, [StepBegun(1), block(1, num_gib), matmul(0, 1), StepBegun(2), matmul(0, 1)])
     h100 = load_hardware("h100")
-    found = predicted(Candidate((("tp", 8),)), [(0, [recording])], 0, h100)
+    found = predicted(Candidate((("tp", 8),)), [recording], h100)
     assert (found.fits, found.takes_reserve) == (fits, takes_reserve)
     assert says in " ".join(text_of(blocks_of([Simulation(recording, h100)])).split())
-
-
-@pytest.mark.parametrize(
-    ("num_layers", "fits", "takes_reserve"),
-    [(10, None, False), (60, None, False), (72, False, True), (80, False, False)],
-)
-def test_memory_of_few_layers_is_extended_by_what_is_alive(
-    num_layers: int, fits: bool | None, takes_reserve: bool
-) -> None:
-    def recording(layers: int) -> Recording:
-        """4 GiB and 1 GiB a layer are alive at the peak, beside 3 GiB that are cached and too small for them."""
-        events: list[Event] = [block(1, 3), Freed(1), block(2, 4 + layers), matmul(0, 1), Freed(2)]
-        return Recording(HEAD, [StepBegun(1), *events, StepBegun(2), matmul(0, 1)])
-
-    h100 = load_hardware("h100")
-    found = predicted(Candidate((("tp", 8),)), [(2, [recording(2)]), (4, [recording(4)])], num_layers, h100)
-    assert found.live_bytes == (4 + num_layers) * GIB
-    # Of 4 layers 3 GiB beside 8 GiB; it grows with the square root of what is alive.
-    assert found.reserved_bytes == pytest.approx((4 + num_layers) * GIB + 3 * GIB * ((4 + num_layers) / 8) ** 0.5)
-    # h100 has 79.1 GiB, of which 75.06 are usable: an estimate rules nothing out, what is alive does.
-    assert (found.fits, found.takes_reserve) == (fits, takes_reserve)
 
 
 def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
