@@ -192,7 +192,7 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
     while True:
         tried = {*state.predictions, *state.left_out}
         if not waiting:
-            leaders = [prediction.candidate for prediction in state.ranked_predictions[:NUM_EXPANDED]]
+            leaders = [prediction.candidate for prediction in state.leading_predictions[: NUM_EXPANDED + 1]]
             best = next((candidate for candidate in leaders if candidate not in expanded), None)
             has_time = limits.left_s(MESH_SHARE) > 0
             if meshes and (best is None or (len(tried) < MESH_SHARE * limits.max_plans and has_time)):

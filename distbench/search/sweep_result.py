@@ -79,6 +79,11 @@ class Prediction:
             return abs(self.step_s / other.step_s - 1) <= CLOSE
         return is_tie(self.timed_kind, other.timed_kind, errors)
 
+    def replaces(self, fastest: "Prediction") -> bool:
+        """Return whether the plan ties with the fastest, and saves a larger share of memory than it adds to time."""
+        saved, added = 1 - self.reserved_bytes / fastest.reserved_bytes, self.step_s / fastest.step_s - 1
+        return self is fastest or (self.ties_with(fastest) and saved >= added)
+
 
 @dataclass(frozen=True)
 class RankedPlan:
@@ -235,8 +240,9 @@ class SweepState:
         """Return predictions that fit, the fastest first, then predictions that are slower than
         `max_step_s`, then predictions that do not fit, the smallest first.
 
-        Of plans that tie with the fastest (with the objective `memory`, of all plans), the plan with the least memory
-        comes first, or the fastest of those with about as little memory.
+        Of plans that tie with the fastest and save a larger share of its memory than they add to its time (with the
+        objective `memory`, of all plans), the plan with the least memory comes first, or the fastest of those with
+        about as little memory.
         """
         fitting = [prediction for prediction in self.predictions.values() if prediction.fits]
         too_large = [prediction for prediction in self.predictions.values() if not prediction.fits]
@@ -245,12 +251,21 @@ class SweepState:
         usable = [prediction for prediction in fitting if prediction.step_s <= self.max_step_s]
         too_large = [*(prediction for prediction in fitting if prediction.step_s > self.max_step_s), *too_large]
         is_small = self.objective == MEMORY
-        near = [prediction for prediction in usable if is_small or prediction.ties_with(usable[0])]
+        near = [prediction for prediction in usable if is_small or prediction.replaces(usable[0])]
         if near:
             least = min(prediction.reserved_bytes for prediction in near)
             best = next(prediction for prediction in near if prediction.reserved_bytes <= (1 + CLOSE) * least)
             usable = [best, *(prediction for prediction in usable if prediction is not best)]
         return [*usable, *too_large]
+
+    @property
+    def leading_predictions(self) -> list[Prediction]:
+        """Return predictions in the order in which their changes are tried: the fastest, then the first of the ranking,
+        which leaves memory for a faster change, then by time.
+        """
+        ranked = self.ranked_predictions
+        fastest = sorted(ranked, key=lambda prediction: (not prediction.fits, 1 / prediction.tokens_per_s))
+        return ranked if self.objective == MEMORY else [*fastest[:1], *ranked[:1], *fastest[1:]]
 
     @property
     def fastest_measured(self) -> list[RankedPlan]:
