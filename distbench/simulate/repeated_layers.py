@@ -199,7 +199,7 @@ def extended(events: Sequence[Event], layers_of_blocks: Mapping[int, int], names
     """Return the events of a model with `names.num_layers` layers, from the events of its first `names.few` layers.
 
     Args:
-        layers_of_blocks: layers of blocks: of parameters and what was computed from them, and by the allocating module.
+        layers_of_blocks: the layer of each block that a layer's module or an operator on its parameters allocates.
 
     Raises:
         NotRepeated: the events do not repeat, or the number of layers changes another part of the step.
@@ -426,7 +426,7 @@ class _Writer:
         return layer + self._inserted if layer >= self._names.right else layer
 
     def _operator(self, index: int, touched: Sequence[tuple[str, int, int]], owner: str) -> Operator:
-        """Return the operator of a token with what it touches in the whole model: (kind, block, bytes)."""
+        """Return the operator of a token with its tensors in the whole model, (kind, block, bytes)."""
         operator = Operator(*self._tokens[index].label[1:])
         reads, writes = ([(block, size) for of, block, size in touched if of == kind] for kind in (READS, WRITES))
         num_bytes = operator.num_bytes
