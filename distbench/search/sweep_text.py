@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED, MAX_FAR = 20, 8, 10, 4, 6, 3
+MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED = 20, 8, 10, 4, 7
 HOUR_S = 3600.0
 # Upper end of the picture's memory axis, as a multiple of a device's memory.
 BEYOND = 1.3
@@ -379,7 +379,7 @@ def pareto_figures(
     layers: tuple[tuple[str, list[RankedPlan], dict[str, Any]], ...] = (
         ("beyond the axis", far, {"marker": ">", "color": style.GREY, "s": 34, "clip_on": False}),
         ("does not fit", refused, {"marker": "x", "color": style.LIGHT, "s": 34}),
-        ("may not fit", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
+        ("tight", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
         ("slower or larger", within, {"color": style.GREY, "s": 26}),
         ("Pareto front", front, {"color": style.BLUE, "s": 46}),
         ("recommended", [best], {"color": style.RED, "s": 130, "marker": "*", "zorder": 4}),
@@ -402,17 +402,16 @@ def pareto_figures(
     axes.set_xlabel(f"peak memory per device ({memory_unit})")
     axes.set_ylabel(f"time per step ({unit})")
     _set_limits(axes, [min(memory, limit) / size for memory in memories], [plan.step_s / scale for plan in sized_plans])
-    named = [best, *(plan for plan in front if plan is not best)][:MAX_NAMED] + far[:MAX_FAR]
-    names, _ = without_shared([plan.candidate.text.replace("; ", ",") for plan in named])
-    texts = {
-        f"{name} ({size_text(round(plan.memory_bytes or 0))})" if plan in far else name: place(plan)
-        for name, plan in zip(names, named, strict=True)
-    }
-    style.label_points(axes, texts)
+    named = [best, *(plan for plan in front if plan is not best)][:MAX_NAMED]
+    names, shared = without_shared([plan.candidate.text.replace("; ", ",") for plan in named])
+    style.label_points(axes, dict(zip(names, map(place, named), strict=True)))
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, fontsize=8.5, handletextpad=0.3, columnspacing=1.2)
     style.title(figure, title)
-    if within:
-        style.caption(figure, "slower or larger: another plan is at least as fast and as small")
+    notes = [f"names without {', '.join(shared)}"] if shared else []
+    notes += ["slower or larger: another plan is at least as fast and as small"] if within else []
+    notes += ["tight: fits only because the allocator frees its cache"] if beyond else []
+    if notes:
+        style.caption(figure, "; ".join(notes))
     yield "plans", figure
 
 

@@ -47,7 +47,7 @@ SETTINGS: Any = {
     "svg.hashsalt": "distbench",
 }
 DPI = 150
-LABEL_GAP, LABEL_WIDTH = 0.085, 34  # share of the axes' height for two lines; characters
+LABEL_LINE, LABEL_WIDTH = 0.0425, 34  # share of the axes' height per line; characters
 
 
 def new_figure(
@@ -178,7 +178,7 @@ def label_ends(axes: "Axes", ends: Mapping[str, float], colors: Mapping[str, str
     The y axis must be logarithmic, with limits. `ends` are the y of each line's last point.
     """
     low, high = axes.get_ylim()
-    places = spread([math.log10(value) for value in ends.values()], math.log10(high / low) * 0.055)
+    places = spread([math.log10(value) for value in ends.values()], [math.log10(high / low) * 0.055] * len(ends))
     for name, place in zip(ends, places, strict=True):
         axes.annotate(
             name, (1.02, 10**place), xycoords=("axes fraction", "data"), color=colors.get(name, BLACK), va="center",
@@ -207,9 +207,11 @@ def label_points(axes: "Axes", points: Mapping[str, tuple[float, float]]) -> Non
     set."""
     to_fraction = axes.transData + axes.transAxes.inverted()
     heights = [float(to_fraction.transform(point)[1]) for point in points.values()]
-    for (text, point), height in zip(points.items(), spread(heights, LABEL_GAP), strict=True):
+    texts = [textwrap.fill(re.sub(",(?! )", ", ", text), LABEL_WIDTH) for text in points]
+    sizes = [LABEL_LINE * (1.5 + text.count("\n")) for text in texts]
+    for text, point, height in zip(texts, points.values(), spread(heights, sizes), strict=True):
         axes.annotate(
-            textwrap.fill(re.sub(",(?! )", ", ", text), LABEL_WIDTH), point, (1.03, height), "data", "axes fraction",
+            text, point, (1.03, height), "data", "axes fraction",
             {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkB": 4}, annotation_clip=False, fontsize=8.5,
             va="center",
         )  # fmt: skip
@@ -224,12 +226,13 @@ def name_bars(axes: "Axes", names: Sequence[str]) -> None:
     axes.grid(visible=True, axis="x")
 
 
-def spread(values: Sequence[float], gap: float) -> list[float]:
-    """Return values in the same order, moved as little as possible so that neighbours are at least `gap` apart."""
+def spread(values: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Return values in the same order, moved as little as possible so that labels of these sizes do not overlap."""
     from scipy.optimize import isotonic_regression
 
     order = np.argsort(values, kind="stable")
-    offsets = gap * np.arange(len(values))
+    ordered = np.asarray(sizes)[order]
+    offsets = np.cumsum(ordered) - ordered / 2
     placed = np.empty(len(values))
     placed[order] = isotonic_regression(np.asarray(values)[order] - offsets).x + offsets
     return placed.tolist()
