@@ -379,7 +379,7 @@ def pareto_figures(
     layers: tuple[tuple[str, list[RankedPlan], dict[str, Any]], ...] = (
         ("beyond the axis", far, {"marker": ">", "color": style.GREY, "s": 34, "clip_on": False}),
         ("does not fit", refused, {"marker": "x", "color": style.LIGHT, "s": 34}),
-        ("tight", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
+        ("fits if the cache is freed", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
         ("slower or larger", within, {"color": style.GREY, "s": 26}),
         ("Pareto front", front, {"color": style.BLUE, "s": 46}),
         ("recommended", [best], {"color": style.RED, "s": 130, "marker": "*", "zorder": 4}),
@@ -409,7 +409,6 @@ def pareto_figures(
     style.title(figure, title)
     notes = [f"names without {', '.join(shared)}"] if shared else []
     notes += ["slower or larger: another plan is at least as fast and as small"] if within else []
-    notes += ["tight: fits only because the allocator frees its cache"] if beyond else []
     if notes:
         style.caption(figure, "; ".join(notes))
     yield "plans", figure

@@ -7,7 +7,7 @@ from distbench.search.sweep_text import pareto_figures
 GIB = float(1 << 30)
 
 
-def test_a_plan_beyond_the_memory_that_fits_after_the_cache_is_freed_is_tight() -> None:
+def test_a_plan_beyond_the_memory_that_fits_after_the_cache_is_freed_says_so() -> None:
     def plan(number: int, step_s: float, gib: float, fits: bool | None) -> RankedPlan:
         candidate = Candidate((("dp_shard", number),))
         return RankedPlan(candidate, step_s, 1.0, gib * GIB, fits=fits)
@@ -18,7 +18,7 @@ def test_a_plan_beyond_the_memory_that_fits_after_the_cache_is_freed_is_tight() 
     _, labels = figure.axes[0].get_legend_handles_labels()
     assert labels == [
         "does not fit (1)",
-        "tight (1)",
+        "fits if the cache is freed (1)",
         "slower or larger (1)",
         "Pareto front (2)",
         "recommended (1)",
