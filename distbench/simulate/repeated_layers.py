@@ -311,6 +311,7 @@ class _Writer:
         self._tokens, self._runs, self._places, self._defined = tokens, runs, places, defined
         self._names, self._inserted = names, names.num_layers - names.few
         self._repeated_targets: dict[int, Place | None] = {}
+        self._used_once: set[Place] = set()  # places in the two middle layers that are used outside of a repetition
         self._numbers: dict[tuple[str, Place], int] = {}
         self._counts = {BLOCK: 0, EVENT: 0}
 
@@ -374,9 +375,15 @@ class _Writer:
         target, layer = self._places[definition], self._tokens[definition].layer
         if target.run < 0:
             return target
-        layer = target.layer if layer == NO_LAYER else layer
-        is_near_first: bool | None = layer < self._names.left
         middle = (self._names.left, self._names.right)
+        if layer == NO_LAYER:
+            layer = target.layer
+            if self._places[index].run < 0 and layer in middle:
+                self._used_once.add(target)
+            # Uses of both are a loop over all layers, as FSDP2's last waits of torch 2.12.
+            if {target._replace(layer=number) for number in middle} <= self._used_once:
+                raise NotRepeated(f"{self._tokens[index].label} uses each layer, but is not repeated")
+        is_near_first: bool | None = layer < self._names.left
         if layer in middle and (is_near_first := self._is_near_first(index)) is None:
             raise NotRepeated(f"{self._tokens[index].label} uses layer {layer} after all layers")
         return target if is_near_first else target._replace(layer=target.layer + self._inserted)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from processes import Children
 
 from distbench.simulate.recording import (
@@ -21,6 +22,7 @@ from distbench.simulate.recording import (
     StepBegun,
 )
 from distbench.simulate.repeated_layers import FEW, LayerNames, NotRepeated, extended, repeated_layers
+from distbench.spec.versions import release
 
 PROGRAM = Path(__file__).parents[1] / "whole_recordings.py"
 ALL = 20
@@ -148,7 +150,6 @@ LONG = [
     ("llama3_8b", LLAMA3, MESH, {"batch": 16, "plan.prefetch": 2}, True),
     ("llama3_8b", LLAMA3, MESH, {"batch": 32, "plan.microbatches": 4, "plan.checkpoint": "full"}, True),
     ("llama3_8b", LLAMA3, {"dp_replicate": 2, "dp_shard": 2, "cp": 2}, {"batch": 16}, True),
-    ("llama3_8b", LLAMA3, MESH, {"batch": 16, "plan.reduce_scatter_buffers": 3}, True),
     ("llama3_70b", LLAMA3, {"dp_replicate": 1, "dp_shard": 4, "cp": 1, "tp": 8}, {"batch": 64}, True),
     ("moe_tp", "moe", {"dp_shard": 1, "ep": 2, "tp": 2}, {**SMALL, "capacity": 1.25, "load": "zipf"}, True),
     ("recompute", "recompute", {"dp_shard": 4}, {"dim": 64, "hidden": 128, "sequence": 32}, True),
@@ -164,7 +165,13 @@ def compared(children: Children, cases: list[Any]) -> list[dict[str, Any]]:
     return answer
 
 
+if release(torch.__version__) >= (2, 13):
+    LONG.append(("llama3_8b", LLAMA3, MESH, {"batch": 16, "plan.reduce_scatter_buffers": 3}, True))
+
+
 @pytest.mark.parametrize("cases", [FAST, pytest.param(LONG, marks=pytest.mark.long)])
 def test_a_recording_of_few_layers_has_the_events_of_a_recording_of_all(children: Children, cases: list[Any]) -> None:
     for case, answer in zip(cases, compared(children, cases), strict=True):
-        assert answer == {"is_repeated": case[-1], "first_difference": None}, case
+        assert answer["first_difference"] is None, case
+        # Before torch 2.13, FSDP2 waits for every layer at the end of backward, so that all layers are recorded.
+        assert answer["is_repeated"] == case[-1] or release(torch.__version__) < (2, 13), case
