@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from distbench.simulate.recorded_step import recorded
 from distbench.simulate.recording import Collective, Event, Operator
-from distbench.worker.child_verbs import _fewer_layers
+from distbench.worker.child_verbs import fewer_layers
 from distbench.worker.rank_session import declared, load_scenario
 
 NUM_LAYERS = 16
@@ -50,7 +50,7 @@ def main() -> None:
         function = load_scenario(ROOT / "scenarios" / f"{file}.py", name)
         variant = {**variant, "num_layers": NUM_LAYERS}
         scenario = declared(function, variant)
-        short = recorded(scenario, name, "", mesh, fewer=_fewer_layers(function, variant)).recording
+        short = recorded(scenario, name, "", mesh, fewer=fewer_layers(function, variant)).recording
         whole = recorded(scenario, name, "", mesh).recording
         pairs = zip(numbered([*short.events]), numbered([*whole.events]), strict=False)
         difference = next((str(pair) for pair in pairs if pair[0] != pair[1]), None)

@@ -17,6 +17,7 @@ from distbench.search.sweep_child import Question, SweepChild
 from distbench.simulate.hardware_file import Figure, Hardware, load_hardware
 from distbench.simulate.published import Published
 from distbench.simulate.recording import Recording, load_recordings
+from distbench.simulate.repeated_layers import LAYERS
 from distbench.simulate.replay import Simulation, fullest, slowest
 from distbench.spec import Entry, find
 from distbench.spec.errors import UserError
@@ -24,7 +25,6 @@ from distbench.spec.job import MESH, brief_mesh, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan import LOSS
 
-LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
 FEW = (2, 4)  # layers that are recorded instead of all
 MICROBATCHES = (1, 2)  # that are recorded instead of more
 LAYERS_IN_FLOAT8 = ("layers.*",)

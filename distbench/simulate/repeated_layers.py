@@ -28,6 +28,7 @@ from distbench.simulate.recording import (
     Operator,
 )
 
+LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # a scenario's parameter for the number of layers
 FEW = 6  # recorded layers of most plans
 NO_LAYER = -(10**6)
 BLOCK, EVENT = "block", "event"
@@ -442,13 +443,14 @@ class _Writer:
             before = [*itertools.takewhile(lambda label: label[0] in (READS, WRITES), following)]
             if len(before) != len(touched):
                 kinds = Counter(label[0] for label in before)
-                is_fixed = {len(reads): kinds[READS], len(writes): kinds[WRITES]}
-                if operator.kind != MEMORY or any(count and count == few for count, few in is_fixed.items()):
+                counts = ((len(reads), kinds[READS]), (len(writes), kinds[WRITES]))
+                if operator.kind != MEMORY or any(count and count == few for count, few in counts):
                     raise NotRepeated(f"{operator.name} has a result that depends on the number of layers")
                 size, size_before = sum(size for *_, size in touched), sum(label[1] for label in before)
-                if num_bytes * size % size_before:
+                # Shards of a rank may be empty.
+                num_bytes, rest = divmod(num_bytes * size, size_before) if size_before else (num_bytes, 0)
+                if rest:
                     raise NotRepeated(f"the bytes of {operator.name} are not proportional to its tensors")
-                num_bytes = num_bytes * size // size_before
         return operator._replace(owner=owner, num_bytes=num_bytes, reads=reads, writes=writes)
 
     def _event(self, index: int, layer: int) -> Event:

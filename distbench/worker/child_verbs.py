@@ -46,7 +46,7 @@ from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
 from distbench.simulate.recorded_step import SEED, recorded, recorded_ranks
 from distbench.simulate.recording import save_recordings
-from distbench.simulate.repeated_layers import FEW
+from distbench.simulate.repeated_layers import FEW, LAYERS
 from distbench.spec import Job, ParallelPlan, Scenario, UserError
 from distbench.spec.assumptions import Assumption
 from distbench.spec.job import MAX_NAMED, mesh_of, none_chosen, split_variant
@@ -72,7 +72,6 @@ from distbench.worker.recipe_memory import recipe_fit
 Answer = dict[str, Any]
 INHERITED = "torch.", "transformers.", "torchtitan."  # prefixes of modules
 REDUCE_SCATTERS_AT_ONCE = "set_reduce_scatter_max_input_buffers"
-LAYERS = "num_layers", "layers"  # a scenario's argument for the number of layers
 STATE_ELEMENTS = 1 << 14  # 8-bit optimizers do not quantize smaller tensors
 
 
@@ -315,7 +314,7 @@ def _recordings(
             scenario = declared(function, variant)
             mesh = mesh_of(variant, job.mesh)
             step_args = scenario, job.scenario, label.partition("/")[2], mesh
-            rank_recordings = recorded_ranks(*step_args, ranks, assume, _fewer_layers(function, variant))
+            rank_recordings = recorded_ranks(*step_args, ranks, assume, fewer_layers(function, variant))
         except (UserError, Unsupported) as error:
             yield {"label": label, "left_out": str(error)}
             continue
@@ -324,7 +323,7 @@ def _recordings(
         yield {"label": label, "file": str(file)}
 
 
-def _fewer_layers(function: Callable[..., Scenario], variant: Mapping[str, Any]) -> Scenario | None:
+def fewer_layers(function: Callable[..., Scenario], variant: Mapping[str, Any]) -> Scenario | None:
     """Return the variant with only the first layers of its model, if an argument sets their number."""
     names = inspect.signature(function).parameters
     if (name := next((name for name in LAYERS if name in names), None)) is None:
@@ -405,7 +404,7 @@ def _record(scenario: Scenario, question: dict[str, Any]) -> Answer:
     if scenario.plan.pipeline is not None:
         recordings = recorded_ranks(*step_args, None, question["assume"])
     else:
-        how = question["assume"], _fewer_layers(question["function"], question["variant"])
+        how = question["assume"], fewer_layers(question["function"], question["variant"])
         first = recorded(*step_args, 0, *how)
         busier = (recorded(*step_args, rank, *how) for rank in first.busier)
         recordings = [first.recording, *(of_rank.recording for of_rank in busier)]

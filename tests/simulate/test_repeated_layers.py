@@ -34,7 +34,7 @@ class Step:
 
     events: list[Event] = field(default_factory=list)
     layers: dict[int, int] = field(default_factory=dict)
-    num_events: int = 0
+    is_empty: bool = False  # this rank's shards have no elements
 
     def allocate(self, num_bytes: int, layer: int | None, owner: str = "") -> int:
         block = sum(isinstance(event, Allocated) for event in self.events)
@@ -44,13 +44,14 @@ class Step:
         return block
 
     def run(self, owner: str, reads: list[int], writes: list[int], num_bytes: int, phase: str = "forward") -> None:
-        touched = [[(block, 8) for block in blocks] for blocks in (reads, writes)]
+        size, num_bytes = (0, 0) if self.is_empty else (8, num_bytes)
+        touched = [[(block, size) for block in blocks] for blocks in (reads, writes)]
         self.events.append(Operator(0, "aten.op", MEMORY, 0, "f32", num_bytes, *touched, phase, owner))
 
 
-def step_of(count: int, odd_layer: int | None = None, stacked: bool = False) -> Step:
+def step_of(count: int, odd_layer: int | None = None, stacked: bool = False, is_empty: bool = False) -> Step:
     """Events of a step with `count` layers. `odd_layer` has another size; `stacked` makes a tensor of all layers."""
-    step = Step()
+    step = Step(is_empty=is_empty)
     weights = [step.allocate(64, layer) for layer in range(count)]
     step.events.append(StepBegun(2))
     hidden, kept = step.allocate(32, None), []
@@ -80,9 +81,10 @@ def extended_step(step: Step, few: int = FEW) -> list[Event]:
     return extended(step.events, step.layers, LayerNames("layers.", ALL, few))
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
 @pytest.mark.parametrize("few", [FEW, FEW + 4])
-def test_the_events_of_few_layers_are_extended_to_those_of_all(few: int) -> None:
-    assert extended_step(step_of(few), few) == step_of(ALL).events
+def test_the_events_of_few_layers_are_extended_to_those_of_all(few: int, is_empty: bool) -> None:
+    assert extended_step(step_of(few, is_empty=is_empty), few) == step_of(ALL, is_empty=is_empty).events
 
 
 def test_a_middle_layer_that_differs_is_not_repeated() -> None:
