@@ -68,7 +68,7 @@ MEASURED = ("docs/examples", "benchmarks/models_by_hand.py")
 NAMED = {"gpt2": "random numbers"}
 # File to what its simulation must assume.
 ASSUMED: dict[str, dict[str, Assumption]] = {"own_experts.py": {"layers.*": "uniform"}}
-NOT_SWEPT = "forward-only"
+NOT_SWEPT = "forward only"
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
     Claim(
@@ -212,7 +212,7 @@ def swept(file: str) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             words = ("--world", str(math.prod(entry.mesh.values())), "--hardware", "h100", "--plans", "2", *assumptions)
             answers[entry.name] = bench_families.printed(
-                *("tune", f"{file}::{entry.name}", *words, "--results", f"{folder}/sweep", "--json")
+                *("tune", f"{entry.file}::{entry.name}", *words, "--results", f"{folder}/sweep", "--json")
             )[1]
     return answers
 

@@ -42,6 +42,8 @@ def main() -> list[Row]:
         without = sum(row["verdict"] in ("rejected", "plan invalid") and not row["reason"] for row in rows)
         table += [
             (f"{source}: recipes", float(len(rows)), -1.0),
+            # Without a module that a source needs, all its recipes are rejected with a reason.
+            (f"{source}: built", float(sum(row["verdict"] != "rejected" for row in rows)), -len(rows) / 2),
             (f"{source}: rejected without a reason", float(without), 0.0),
             (f"{source}: CPU time of the slowest row, s", max(row.get("process_s", 0.0) for row in rows), MOST_S),
             (f"{source}: wall time of the slowest row, s", max(row["seconds"] for row in rows), math.inf),

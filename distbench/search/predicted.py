@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distbench.search.space import Candidate, Setup, lower_bound_bytes
+from distbench.search.space import Candidate, Setup, Space, lower_bound_bytes
 from distbench.search.sweep_child import Question, SweepChild
 from distbench.search.sweep_result import (
     BUBBLE,
@@ -31,12 +31,12 @@ from distbench.simulate.recording import Collective, Recording, load_recordings
 from distbench.simulate.replay import Simulation, fullest, slowest
 from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
-from distbench.spec.plan import folded
+from distbench.spec.plan import LOSS, folded
 from distbench.spec.printable_text import count_text
 
 SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # number of best plans whose changes are tried
-AT_ONCE = 8
+AT_ONCE = 16  # Between two groups, all but one process wait for the last recording.
 COMPILE = "plan.compile"
 MESH_SHARE = 0.5  # Share of candidates and budget; further meshes are tried after all changes of better meshes.
 
@@ -109,12 +109,14 @@ class Predictor:
 
     Args:
         base: all parameters of the scenario, as chosen by the user.
+        space: the space of the candidates.
         `on_progress`: called with the numbers of queries and of answers.
         float8: patterns of modules whose matmuls are in float8.
     """
 
     recorder: SweepChild
     base: dict[str, Any]
+    space: Space
     hardware: Hardware
     on_progress: Callable[[int, int], None]
     float8: tuple[str, ...] = ()
@@ -127,7 +129,11 @@ class Predictor:
             self.on_progress(0, 1)
 
     def _answers(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Any]]:
-        questions = [Question("record", [plan.variant(self.base)], plan.mesh) for plan in candidates]
+        by_recording: dict[Candidate, list[Candidate]] = defaultdict(list)
+        for candidate in candidates:
+            by_recording[self.space.recorded_as(candidate)].append(candidate)
+        recorded = [*by_recording]
+        questions = [Question("record", [plan.variant(self.base)], plan.mesh) for plan in recorded]
         damaged = []
         for place, answer in self.recorder.ask(questions):
             try:
@@ -135,16 +141,20 @@ class Predictor:
             except UserError:  # from a recording of an earlier sweep
                 damaged.append(place)
                 continue
-            yield candidates[place], self._outcome(candidates[place], answer, recordings)
+            for candidate in by_recording[recorded[place]]:
+                yield candidate, self._outcome(candidate, answer, recordings)
         for place in damaged:
             self.recorder.forget(questions[place])
         for index, answer in self.recorder.ask([questions[place] for place in damaged]):
-            candidate = candidates[damaged[index]]
-            yield candidate, self._outcome(candidate, answer, _loaded(answer))
+            recordings = _loaded(answer)
+            for candidate in by_recording[recorded[damaged[index]]]:
+                yield candidate, self._outcome(candidate, answer, recordings)
 
     def _outcome(self, candidate: Candidate, answer: dict[str, Any], recordings: list[Recording]) -> Prediction | str:
         if "left_out" in answer:
             return str(answer["left_out"])
+        if self.space.recorded_as(candidate) != candidate:
+            recordings = [recording.with_compiled(LOSS) for recording in recordings]
         try:
             return predicted(candidate, recordings, self.hardware, self.float8)
         except UserError as error:
@@ -194,9 +204,10 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
         if not waiting:
             leaders = [prediction.candidate for prediction in state.leading_predictions[: NUM_EXPANDED + 1]]
             best = next((candidate for candidate in leaders if candidate not in expanded), None)
-            has_time = limits.left_s(MESH_SHARE) > 0
-            if meshes and (best is None or (len(tried) < MESH_SHARE * limits.max_plans and has_time)):
-                waiting, meshes = meshes[:AT_ONCE], meshes[AT_ONCE:]
+            share = math.ceil(MESH_SHARE * limits.max_plans) - len(tried) if limits.left_s(MESH_SHARE) > 0 else 0
+            if meshes and (best is None or share > 0):
+                count = min(AT_ONCE, share) if share > 0 else AT_ONCE
+                waiting, meshes = meshes[:count], meshes[count:]
             elif best is None:
                 break
             else:

@@ -16,6 +16,7 @@ from distbench.spec.printable_text import count_text
 MICROBATCHES = (1, 2, 4, 8)
 AHEAD = 2  # FSDP units gathered ahead
 AS_WRITTEN = "as written"
+LOSS = "plan.loss"
 BATCH_NAMES = ("batch", "batch_size", "global_batch")
 
 
@@ -134,7 +135,7 @@ class Space:
             if not fsdp["mixed_precision"]:
                 choices["plan.mixed_precision"] = ["none", "bf16"]
         if (loss := facts.get("loss")) is not None:
-            choices["plan.loss"] = [loss, *(value for value in ("none", "compiled") if value != loss)]
+            choices[LOSS] = [loss, *(value for value in ("none", "compiled") if value != loss)]
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
             choices["plan.rotate"] = [cp["rotate"], *(rotation for rotation in ROTATIONS if rotation != cp["rotate"])]
             choices["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
@@ -152,6 +153,14 @@ class Space:
             for value in values:
                 if value != now:
                     yield without if value == values[0] else without.with_choice(name, value)
+
+    def recorded_as(self, candidate: Candidate) -> Candidate:
+        """Return the candidate with an equal recording: a compiled loss is recorded uncompiled, a rule of the replay."""
+        if dict(candidate.choices).get(LOSS) != "compiled":
+            return candidate
+        other_choices = tuple(choice for choice in candidate.choices if choice[0] != LOSS)
+        uncompiled = replace(candidate, choices=other_choices)
+        return uncompiled if self.facts["loss"] == "none" else uncompiled.with_choice(LOSS, "none")
 
     def moved_meshes(self, candidate: Candidate) -> list[Candidate]:
         """Return the candidates whose mesh differs by one factor, moved to another mesh dim."""

@@ -170,7 +170,9 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
                 display.event({"event": "note", "text": best_so_far(state, setup.world)})
 
         try:
-            predict(state, Predictor(child, setup.base, hardware, show_progress, setup.float8), request.limits)
+            predict(
+                state, Predictor(child, setup.base, state.space, hardware, show_progress, setup.float8), request.limits
+            )
         except KeyboardInterrupt:
             if not state.predictions:
                 raise

@@ -18,7 +18,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -250,6 +250,10 @@ class Recording:
         begun = [index for index, event in enumerate(self.events) if isinstance(event, StepBegun)]
         return self.events[begun[-1] :] if begun else self.events
 
+    def with_compiled(self, *names: str) -> "Recording":
+        """Return the recording with further modules compiled, or LOSS."""
+        return replace(self, head=replace(self.head, compiled=(*self.head.compiled, *names)))
+
     @property
     def collectives(self) -> list[Collective]:
         """Collectives of the last step, in the order of issue."""
@@ -291,9 +295,9 @@ def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
     lines = []
     for recording in recordings:
         counts = {"recording_version": VERSION, "num_events": len(recording.events)}
-        lines.append(json.dumps({**counts, **asdict(recording.head)}))
-        lines += [json.dumps({"is": NAMES[type(event)], **event._asdict()}) for event in recording.events]
-    write_whole(path, "\n".join([*lines, ""]))
+        lines.append(json.dumps({**counts, **asdict(recording.head)}).encode())
+        lines += [msgspec.json.encode({"is": NAMES[type(event)], **event._asdict()}) for event in recording.events]
+    write_whole(path, b"\n".join([*lines, b""]))
 
 
 def load_recordings(path: Path) -> list[Recording]:

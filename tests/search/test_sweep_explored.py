@@ -19,6 +19,7 @@ from distbench.search.space import Candidate, Space, set_up
 from distbench.search.sweep_child import Question, SweepChild
 from distbench.search.sweep_result import Limits, Prediction, SweepState
 from distbench.simulate.hardware_file import load_hardware
+from distbench.simulate.recording import Head, Recording
 from distbench.spec import UserError
 
 
@@ -36,8 +37,8 @@ def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
     state = SweepState(many)
     explore(state, cast(Predictor, Known()), Limits(20, 600.0))
     tried = list(state.predictions)
-    assert len(sizes) == 28 and tried[:16] == many.meshes[:16]
-    assert len(tried) == 20 and all(one.sizes == sizes[0] and one.choices for one in tried[16:19])
+    assert len(sizes) == 28 and tried[:10] == many.meshes[:10]
+    assert len(tried) == 20 and all(one.sizes == sizes[0] and one.choices for one in tried[10:13])
     state = SweepState(many)
     explore(state, cast(Predictor, Known()), Limits(500, 600.0))
     assert {*many.meshes} <= {*state.predictions} and not state.stopped
@@ -98,7 +99,7 @@ def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[Any
 
     monkeypatch.setattr(prediction_module, "load_recordings", load)
     monkeypatch.setattr(prediction_module, "predicted", lambda candidate, recordings, *_: len(recordings))
-    predictor = Predictor(cast(SweepChild, recorder), {}, load_hardware("h100"), lambda *_: None)
+    predictor = Predictor(cast(SweepChild, recorder), {}, space(), load_hardware("h100"), lambda *_: None)
     return list(predictor.outcomes(space().meshes[:2]))
 
 
@@ -106,6 +107,32 @@ def test_a_damaged_recording_of_an_earlier_sweep_is_made_anew(monkeypatch: pytes
     recorder = Recorder([{"answers": ["damaged"]}, {"left_out": "other"}, {"answers": ["new"]}])
     found = outcomes_of(recorder, monkeypatch)
     assert sorted(str(outcome) for _, outcome in found) == ["1", "other"] and recorder.forgotten == 1
+
+
+def test_a_compiled_loss_is_predicted_from_the_recording_of_the_loss_as_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Asked(Recorder):
+        def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
+            variants.extend(question.variants[0] for question in questions)
+            return super().ask(questions)
+
+    variants: list[Any] = []
+    mesh = space().meshes[0]
+    recording = Recording(Head("llama", "", mesh.mesh, "2.13.0", 1, 1, None, 1, ("forward",)))
+    monkeypatch.setattr(prediction_module, "load_recordings", lambda _: [recording])
+    monkeypatch.setattr(
+        prediction_module, "predicted", lambda candidate, recordings, *_: recordings[0].head.compiled == ("(loss)",)
+    )
+    for written in ("none", "chunked"):
+        own_space = replace(space(), facts={**FACTS, "loss": written})
+        recorder = cast(SweepChild, Asked([{"answers": ["file"]}] * 2))
+        predictor = Predictor(recorder, {}, own_space, load_hardware("h100"), lambda *_: None)
+        plain = mesh if written == "none" else mesh.with_choice("plan.loss", "none")
+        compiled = mesh.with_choice("plan.loss", "compiled")
+        assert list(predictor.outcomes([plain, compiled])) == [(plain, False), (compiled, True)]
+        assert variants == [plain.variant({})]
+        variants.clear()
 
 
 @pytest.mark.parametrize("lasts", [True, False])

@@ -120,8 +120,8 @@ def test_a_recording_keeps_its_pipeline_and_messages(tmp_path: Path) -> None:
     assert [(one.collectives[0].peer, one.collectives[0].batch) for one in found] == [(1, 1), (0, 1)]
     lines = file.read_text()
     for wrong, right, says in (
-        ('"peer": -1', '"peer": 1', "peer is -1"),
-        ('"kind": "all_gather"', '"kind": "send"', "peer is 1, but a message is a send or a recv"),
+        ('"peer":-1', '"peer":1', "peer is -1"),
+        ('"kind":"all_gather"', '"kind":"send"', "peer is 1, but a message is a send or a recv"),
         (
             '"pipeline": {"mesh_dim": "tp"',
             '"pipeline": {"mesh_dim": "pp"',
