@@ -1,23 +1,21 @@
-"""Published steps next to their simulation: recorded with few layers and micro-batches, once for equal steps.
+"""Published steps next to their simulation, recorded once for equal steps.
 
-Time is linear in layers, and in micro-batches; a row with published memory is recorded with all layers. Recordings are
-kept in a folder, named by a digest of their inputs.
+Time is linear in micro-batches, so a row without published memory is recorded with few of them. Recordings are kept in
+a folder, named by a digest of their inputs.
 """
 
 import dataclasses
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from distbench.search.sweep_child import Question, SweepChild
 from distbench.simulate.hardware_file import Figure, Hardware, load_hardware
 from distbench.simulate.published import Published
 from distbench.simulate.recording import Recording, load_recordings
-from distbench.simulate.repeated_layers import LAYERS
 from distbench.simulate.replay import Simulation, fullest, slowest
 from distbench.spec import Entry, find
 from distbench.spec.errors import UserError
@@ -25,7 +23,6 @@ from distbench.spec.job import MESH, brief_mesh, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan import LOSS
 
-FEW = (2, 4)  # layers that are recorded instead of all
 MICROBATCHES = (1, 2)  # that are recorded instead of more
 LAYERS_IN_FLOAT8 = ("layers.*",)
 MAX_LAYERS = 1000
@@ -61,21 +58,9 @@ class Compared:
         return math.log(self.reserved_bytes / (1 << 30) / self.row.reserved_gib)
 
 
-def _layers_of(base: Mapping[str, Any]) -> str | None:
-    """Return the parameter for the number of layers, if the model has more layers than must be recorded."""
-    return next((name for name in LAYERS if type(base.get(name)) is int and base[name] > FEW[-1]), None)
-
-
-class _Point(NamedTuple):
-    """One recorded size of a row's step."""
-
-    layers: int
-    microbatches: int
-
-
 @dataclass(frozen=True)
 class _Step:
-    """A row's step: the scenario, its variant, and the sizes that are recorded instead."""
+    """A row's step: the scenario, its variant, and the numbers of micro-batches that are recorded instead."""
 
     row: Published
     entry: Entry
@@ -83,31 +68,23 @@ class _Step:
     mesh: dict[str, int]
 
     @property
-    def layers_name(self) -> str | None:
-        """The parameter for the number of layers, unless all layers are recorded."""
-        return None if self.row.reserved_gib is not None else _layers_of(self.variant)
+    def microbatches(self) -> int:
+        """The step's own micro-batches."""
+        return int(self.variant.get("microbatches", 1))
 
     @property
-    def whole(self) -> _Point:
-        """The step's own size."""
-        return _Point(self.variant.get(str(self.layers_name), 0), self.variant.get("microbatches", 1))
+    def recorded(self) -> tuple[int, ...]:
+        """Numbers of micro-batches to record."""
+        is_short = self.microbatches <= MICROBATCHES[-1] or self.row.reserved_gib is not None
+        return (self.microbatches,) if is_short else MICROBATCHES
 
-    @property
-    def points(self) -> list[_Point]:
-        """Sizes to record: the corners of a plane in layers and micro-batches."""
-        layers, microbatches = self.whole
-        parts = MICROBATCHES if microbatches > MICROBATCHES[-1] else (microbatches,)
-        return [_Point(*sizes) for sizes in itertools.product(FEW if self.layers_name else (layers,), parts)]
-
-    def variant_at(self, point: _Point) -> dict[str, Any]:
-        """Return the variant of one recorded size. Compilation is a rule of the replay."""
+    def question(self, microbatches: int) -> Question:
+        """Return the query for a number of micro-batches. Compilation is a rule of the replay."""
         changes: dict[str, Any] = {"compiled": False} if "compiled" in self.variant else {}
-        if self.layers_name:
-            changes[self.layers_name] = point.layers
-        if point.microbatches != self.whole.microbatches:
-            batch = self.variant["batch"] * point.microbatches // self.whole.microbatches
-            changes |= {"microbatches": point.microbatches, "batch": batch}
-        return {**self.variant, **changes}
+        if microbatches != self.microbatches:
+            batch = self.variant["batch"] * microbatches // self.microbatches
+            changes |= {"microbatches": microbatches, "batch": batch}
+        return Question("record", [{**self.variant, **changes}], self.mesh)
 
 
 def compared(rows: Sequence[Published], folder: Path, on_progress: Callable[[int, int], None]) -> list[Compared]:
@@ -129,8 +106,7 @@ def compared(rows: Sequence[Published], folder: Path, on_progress: Callable[[int
     files: dict[str, Path | str] = {}  # by question: the recording or the reason without one
     by_scenario: dict[tuple[Path, str], dict[str, Question]] = defaultdict(dict)
     for step in steps.values():
-        for point in step.points:
-            question = Question("record", [step.variant_at(point)], step.mesh)
+        for question in map(step.question, step.recorded):
             by_scenario[step.entry.file, step.entry.name].setdefault(_key(question), question)
     on_progress(sum(map(len, by_scenario.values())), 0)
     for (file, scenario), questions in by_scenario.items():
@@ -168,22 +144,21 @@ def _step_of(row: Published) -> _Step:
 
 def _compared(step: _Step, files: Mapping[str, Path | str]) -> Compared:
     row, machine = step.row, _machine(step.row)
-    seconds: dict[_Point, float] = {}
-    reserved = None
-    for point in step.points:
-        file = files[_key(Question("record", [step.variant_at(point)], step.mesh))]
+    seconds: dict[int, float] = {}
+    for microbatches in step.recorded:
+        file = files[_key(step.question(microbatches))]
         if isinstance(file, str):
             raise UserError(file)
         recordings = [_as_run(recording, row) for recording in load_recordings(file)]
         float8 = LAYERS_IN_FLOAT8 if row.dtype == "float8" else ()
         ranks = Simulation.all_of(recordings, machine, row.expandable_segments == "yes", float8)
-        seconds[point] = slowest(ranks).timed.step_s
-        head = ranks[0].recording.head
-        if row.reserved_gib is not None and point == step.whole:
-            reserved = float(fullest(ranks).memory.reserved_bytes)
-    step_s = _on_plane(seconds, step.whole)
-    tokens = (head.num_tokens or head.batch_size) * step.whole.microbatches / point.microbatches
-    return Compared(row, step_s, tokens / mesh_size(step.mesh) / row.tokens_per_s, reserved)
+        seconds[microbatches] = slowest(ranks).timed.step_s
+    reserved = float(fullest(ranks).memory.reserved_bytes) if row.reserved_gib is not None else None
+    head = ranks[0].recording.head
+    tokens = (head.num_tokens or head.batch_size) * step.microbatches / microbatches
+    return Compared(
+        row, _on_line(seconds, step.microbatches), tokens / mesh_size(step.mesh) / row.tokens_per_s, reserved
+    )
 
 
 def _machine(row: Published) -> Hardware:
@@ -193,22 +168,17 @@ def _machine(row: Published) -> Hardware:
 
 
 def _as_run(recording: Recording, row: Published) -> Recording:
-    """Return the recording, with layers and loss compiled if the row's were."""
+    """Return the recording with layers and loss compiled if the row's were."""
     names = tuple(f"layers.{number}" for number in range(MAX_LAYERS)) if row.mode == "compile" else ()
     names = (*names, LOSS) if row.loss == "compiled" else names
     return recording.with_compiled(*names)
 
 
-def _on_plane(seconds: Mapping[_Point, float], whole: _Point) -> float:
-    """Interpolate at `whole`, linearly in layers and in micro-batches (bilinear).
+def _on_line(seconds: Mapping[int, float], microbatches: int) -> float:
+    """Return the time of a number of micro-batches, linear in recorded ones.
 
-    >>> corners = {_Point(2, 1): 3.0, _Point(4, 1): 5.0, _Point(2, 2): 5.0, _Point(4, 2): 9.0}  # 1 + layers * parts
-    >>> _on_plane(corners, _Point(10, 3))
-    31.0
+    >>> _on_line({1: 3.0, 2: 5.0}, 10)
+    21.0
     """
-    shares = []
-    for axis in range(2):
-        low, high = min(point[axis] for point in seconds), max(point[axis] for point in seconds)
-        share = (whole[axis] - low) / (high - low) if high > low else 0.0
-        shares.append({low: 1 - share, high: share} if high > low else {low: 1.0})
-    return sum(shares[0][point.layers] * shares[1][point.microbatches] * value for point, value in seconds.items())
+    (first, first_s), (last, last_s) = min(seconds.items()), max(seconds.items())
+    return first_s + (last_s - first_s) * (microbatches - first) / max(last - first, 1)

@@ -155,7 +155,7 @@ class Space:
                     yield without if value == values[0] else without.with_choice(name, value)
 
     def recorded_as(self, candidate: Candidate) -> Candidate:
-        """Return the candidate with an equal recording: a compiled loss is recorded uncompiled, a rule of the replay."""
+        """Return the candidate with the recording to use: the replay compiles the loss, as a rule."""
         if dict(candidate.choices).get(LOSS) != "compiled":
             return candidate
         other_choices = tuple(choice for choice in candidate.choices if choice[0] != LOSS)

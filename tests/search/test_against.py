@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from processes import Children
 
-from distbench.search import published_comparison
 from distbench.search.published_comparison import compared
 from distbench.search.published_comparison_text import blocks_of, record_of, residuals_of
 from distbench.show.terminal import shown
@@ -80,7 +79,7 @@ def test_invalid_files(tmp_path: Path) -> None:
 def test_comparison(tmp_path: Path, children: Children) -> None:
     """Rows that no scenario expresses have their reason and the others are simulated; equal steps are recorded once.
 
-    From 2 and 4 layers, and from 1 and 2 micro-batches, the step has the same time as recorded whole.
+    From 1 and 2 micro-batches, the step has the same time as recorded whole.
     """
     lines = [
         f"eager,decoder,{SIZES} num_layers=6 batch=32 microbatches=4,dp_shard=8,bf16,eager,1000,",
@@ -96,7 +95,7 @@ def test_comparison(tmp_path: Path, children: Children) -> None:
         counts[0], counts[1] = counts[0] + more, counts[1] + done
 
     results = compared(rows, tmp_path / "recordings", on_progress)
-    assert counts == [4, 4]  # two layer counts, two numbers of micro-batches
+    assert counts == [2, 2]  # two numbers of micro-batches
     eager, compiled, other, unknown, nowhere = results
     assert eager.step_s is not None and compiled.step_s is not None and compiled.step_s < eager.step_s
     # 32 sequences of 64 tokens on 8 devices, at 1,000 tokens/s per device
@@ -107,7 +106,7 @@ def test_comparison(tmp_path: Path, children: Children) -> None:
     assert "Held-out: 2 rows of 1 source" in text and "Not simulated: 3 rows" in text
     assert [row["why_not"] for row in record_of(results)["rows"]][2] == "no scenario has it"
     assert [row.name for row in residuals_of(results, "").rows] == ["eager", "compiled"]
-    line = lines[0].replace("microbatches=4", "microbatches=2") + "\n"
+    line = lines[0] + "\n"
     few = rows_of(tmp_path, HEAD + line, "few.csv")
     head = HEAD.replace("tokens_per_s,", "tokens_per_s,reserved_gib,")
     whole = rows_of(tmp_path, head + line.replace("1000,", "1000,1,"), "whole.csv")
@@ -116,11 +115,3 @@ def test_comparison(tmp_path: Path, children: Children) -> None:
     )
     assert recorded.step_s is not None and extended.step_s == pytest.approx(recorded.step_s, rel=0.02)
     assert recorded.reserved_bytes is not None and extended.reserved_bytes is None
-
-
-def test_plane() -> None:
-    """1 + layers * micro-batches, from four corners."""
-    point = published_comparison._Point
-    corners = {point(2, 1): 3.0, point(4, 1): 5.0, point(2, 2): 5.0, point(4, 2): 9.0}
-    assert published_comparison._on_plane(corners, point(10, 3)) == pytest.approx(31.0)
-    assert published_comparison._on_plane({point(0, 1): 7.0}, point(0, 1)) == 7.0
