@@ -46,9 +46,7 @@ def registered(name: str) -> Any:
             return getattr(registry, name)()
     except ImportError as error:
         problem = f"torchtitan's registry of {models[name]} cannot be imported ({error})"
-        raise UserError(
-            f"{problem}; install that module, or all that torchtitan requires: {INSTALLS['torchtitan']}"
-        ) from error
+        raise UserError(f"{problem}; install that module; {INSTALLS['torchtitan']} installs most of them") from error
 
 
 def omits(name: str, config: Any) -> tuple[str, ...]:
