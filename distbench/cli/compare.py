@@ -57,7 +57,7 @@ def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions, case
     """Return the comparison of two sides. Raise UserError if a path cannot be read or no case can be compared."""
     from distbench.judge.compare_runs import predicted_side_by_side, side_by_side
     from distbench.records.results_folder import collect, with_cases
-    from distbench.records.run_file import no_garbage_collection
+    from distbench.spec.file_io import no_garbage_collection
 
     options = verdict.terms()
     with no_garbage_collection():

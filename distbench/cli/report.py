@@ -126,8 +126,8 @@ def report(
 
         result = render_paths(runs, out, form, plots, page, chrome, by)
     else:
-        from distbench.records.run_file import no_garbage_collection
         from distbench.report import render
+        from distbench.spec.file_io import no_garbage_collection
 
         # Garbage collection over all records takes a sixth of the time of a long report. Figures need collection.
         with nullcontext() if plots or page else no_garbage_collection():

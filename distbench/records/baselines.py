@@ -24,11 +24,10 @@ from distbench.records.run_file import (
     Header,
     Record,
     Status,
-    no_garbage_collection,
     read_run,
 )
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import opened, read_json, shown, write_whole, writing
+from distbench.spec.file_io import no_garbage_collection, opened, read_json, shown, write_whole, writing
 from distbench.spec.json_decoder import Amount, Count, Date, Format, Time, decode, document
 
 # Stored baselines: small enough for git, one line per launch and one per case.

@@ -13,11 +13,9 @@ History of schema_version:
 """
 
 import codecs
-import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -664,19 +662,6 @@ def read_run(path: Path) -> Run:
         finished = f"{len(cases)} finished cases are shown"
         warnings.append(f"{path.name} has no footer, because the run was interrupted; {finished}")
     return Run(path, records[0], cases, footers[-1] if footers else None, warnings, traces)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Suspend garbage collection during reading of many records, which have no cycles. Collection would double the
-    time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _add_passes(cases: list[Record], passes: list[Record]) -> None:

@@ -19,8 +19,8 @@ from distbench.records.baselines import files_of, read_file
 from distbench.records.foreign_numbers import NumberColumns, require_one_log_per_launch
 from distbench.records.launches import SECONDS, Launch, Unit
 from distbench.records.results_folder import MAX_FILE_WARNINGS
-from distbench.records.run_file import no_garbage_collection
 from distbench.spec.errors import UserError
+from distbench.spec.file_io import no_garbage_collection
 from distbench.spec.printable_text import capped_lines
 
 INDEX_NAME = ".distbench-index.sqlite"

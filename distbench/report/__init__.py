@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distbench.records.dataframe import PASSES, any_characters, frame_of, records_of
 from distbench.records.results_folder import collect, is_scenario_name, with_cases
-from distbench.records.run_file import Run, no_garbage_collection
+from distbench.records.run_file import Run
 from distbench.report.page import page_blocks, traced_blocks, write_page
 from distbench.report.reproducer import write_reproducers
 from distbench.report.sections import Contents, ending, figures_in, overview, report_blocks, summary
@@ -22,6 +22,7 @@ from distbench.show.plots import draw
 from distbench.show.terminal import shown, text_of
 from distbench.show.units import time_text
 from distbench.spec.errors import UserError, nearest
+from distbench.spec.file_io import no_garbage_collection
 from distbench.spec.printable_text import cell
 from distbench.statistics.intervals import geometric_mean
 

@@ -19,6 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -29,7 +30,7 @@ from distbench.processes import ask_child
 from distbench.spec import Job
 from distbench.spec.assumptions import Assumption
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import opened, parse_json, shown, write_whole
+from distbench.spec.file_io import no_garbage_collection, opened, parse_json, shown, write_whole
 from distbench.spec.json_decoder import Amount, Count, Name, Size, among, decode
 
 VERSION = 6
@@ -244,7 +245,7 @@ class Recording:
     head: Head
     events: Sequence[Event] = field(default_factory=list)
 
-    @property
+    @cached_property
     def step(self) -> Sequence[Event]:
         """The events of the last step, which includes operators."""
         begun = [index for index, event in enumerate(self.events) if isinstance(event, StepBegun)]
@@ -307,7 +308,7 @@ def load_recordings(path: Path) -> list[Recording]:
         UserError: the file cannot be read, is not a recording, or has a damaged line.
     """
     ranks: list[tuple[int, Head, int | None, list[Event]]] = []
-    with opened(path, "recording") as file:
+    with opened(path, "recording") as file, no_garbage_collection():
         for number, record in _lines(file, path):
             try:
                 if ranks and "recording_version" not in record:
