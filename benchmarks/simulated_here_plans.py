@@ -1,7 +1,8 @@
-"""Plans of two models over four ranks: each a scenario to record, and all of them calls of one launch to measure."""
+"""Plans of four models over four ranks: each a scenario to record, and all of them calls of one launch to measure."""
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +17,8 @@ BLOCKS = ("layers.*",)
 
 
 class Plan(NamedTuple):
-    """A model, its mesh, and how it is laid over it."""
+    """A mesh, and how a model is laid over it."""
 
-    model: str
     mesh: dict[str, int]
     fsdp: FsdpPlan | None = None
     tp: bool = False
@@ -26,27 +26,27 @@ class Plan(NamedTuple):
 
 
 FSDP, KEPT = FsdpPlan(wrap=BLOCKS), FsdpPlan(wrap=BLOCKS, reshard_after_forward=False)
-HYBRID = FsdpPlan(wrap=BLOCKS, replicate_dims=("dp_replicate",))
-FOUR, TWO_BY_TWO, ALL_TP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"tp": 4}
-REPLICATED = {"dp_replicate": 2, "dp_shard": 2}
-PLANS = {
-    "llama_fsdp4": Plan("llama", FOUR, FSDP),
-    "llama_fsdp4_kept": Plan("llama", FOUR, KEPT),
-    "llama_2x2": Plan("llama", TWO_BY_TWO, FSDP, tp=True),
-    "llama_2x2_kept": Plan("llama", TWO_BY_TWO, KEPT, tp=True),
-    "llama_tp4": Plan("llama", ALL_TP, tp=True),
-    "llama_hybrid": Plan("llama", REPLICATED, HYBRID),
-    "llama_recompute": Plan("llama", FOUR, FSDP, more=(("checkpoint", BLOCKS),)),
-    "llama_two_parts": Plan("llama", FOUR, FSDP, more=(("microbatches", 2),)),
-    "llama_bf16": Plan("llama", FOUR, FSDP, more=(("bf16", True),)),
-    "mlp_fsdp4": Plan("mlp", FOUR, FSDP),
-    "mlp_fsdp4_kept": Plan("mlp", FOUR, KEPT),
-    "mlp_2x2": Plan("mlp", TWO_BY_TWO, FSDP, tp=True),
-    "mlp_tp4": Plan("mlp", ALL_TP, tp=True),
-    "mlp_tp4_sequence": Plan("mlp", ALL_TP, tp=True, more=(("sequence", True),)),
-    "mlp_hybrid": Plan("mlp", REPLICATED, HYBRID),
-    "mlp_bf16": Plan("mlp", FOUR, FSDP, more=(("bf16", True),)),
+HYBRID, HYBRID_KEPT = (replace(plan, replicate_dims=("dp_replicate",)) for plan in (FSDP, KEPT))
+FOUR, TWO_BY_TWO, REPLICATED = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}
+KINDS = {
+    "fsdp4": Plan(FOUR, FSDP),
+    "fsdp4_kept": Plan(FOUR, KEPT),
+    "2x2": Plan(TWO_BY_TWO, FSDP, tp=True),
+    "2x2_kept": Plan(TWO_BY_TWO, KEPT, tp=True),
+    "tp4": Plan({"tp": 4}, tp=True),
+    "hybrid": Plan(REPLICATED, HYBRID),
+    "hybrid_kept": Plan(REPLICATED, HYBRID_KEPT),
+    "recompute": Plan(FOUR, FSDP, more=(("checkpoint", BLOCKS),)),
+    "two_parts": Plan(FOUR, FSDP, more=(("microbatches", 2),)),
+    "bf16": Plan(FOUR, FSDP, more=(("bf16", True),)),
 }
+MODELS = "llama", "mlp", "gpt", "wide"
+PLANS = {f"{model}_{kind}": plan for model in MODELS for kind, plan in KINDS.items()}
+
+
+def model_of(name: str) -> str:
+    """The model of one of PLANS."""
+    return name.partition("_")[0]
 
 
 @scenario(
@@ -61,26 +61,30 @@ def planned(*, plan: str = "llama_fsdp4") -> Scenario:
     more = dict(chosen.more)
     fsdp = chosen.fsdp
     if more.pop("bf16", False):
-        from dataclasses import replace
-
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         assert fsdp is not None
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         fsdp = replace(fsdp, mixed_precision=policy)
-    parts = _llama() if chosen.model == "llama" else _mlp(more.pop("sequence", False))
+    of_models = {
+        "llama": partial(_llama, 512, 3, 1408),
+        "mlp": _mlp,
+        "gpt": _gpt,
+        "wide": partial(_llama, 1024, 1, 2048),
+    }
+    parts = of_models[model_of(plan)]()
     tp = parts.pop("tp") if chosen.tp else None
     parts.pop("tp", None)
     optimizer = partial(torch.optim.AdamW, lr=1e-3)
     return Scenario(**parts, optimizer=optimizer, plan=ParallelPlan(tp=tp, fsdp=fsdp, **more))
 
 
-def _llama() -> dict[str, Any]:
+def _llama(dim: int, num_layers: int, hidden: int) -> dict[str, Any]:
     from llama_2d import TP_PLAN
     from models import Llama, next_token_loss, token_batch
 
     return {
-        "build_model": partial(Llama, 1000, 512, 3, 8, 1408),
+        "build_model": partial(Llama, 1000, dim, num_layers, 8, hidden),
         "make_batch": partial(token_batch, 8, 64, 1000),
         "loss": next_token_loss,
         "num_tokens": 8 * 64,
@@ -88,11 +92,26 @@ def _llama() -> dict[str, Any]:
     }
 
 
-def _mlp(sequence: bool) -> dict[str, Any]:
+def _gpt() -> dict[str, Any]:
+    from decoder import GPT_TP_PLAN, LEFT_OUT_OF_GPT, Decoder
+    from models import next_token_loss, token_batch
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    tp = {name: style for name, style in GPT_TP_PLAN.items() if name not in LEFT_OUT_OF_GPT}
+    return {
+        "build_model": partial(Decoder, True, 4000, 384, 4, 8, 8, 1536, 128, "fused", False),
+        "make_batch": partial(token_batch, 8, 128, 4000),
+        "loss": next_token_loss,
+        "num_tokens": 8 * 128,
+        "tp": {**tp, "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())},
+    }
+
+
+def _mlp() -> dict[str, Any]:
     import torch
     from models import FeedForward, vector_batch
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInputOutput, RowwiseParallel
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     class Stack(torch.nn.Module):
         """Three feed-forwards with a residual each."""
@@ -106,22 +125,13 @@ def _mlp(sequence: bool) -> dict[str, Any]:
                 x = x + layer(x)
             return x
 
-    wide: Any = ColwiseParallel(input_layouts=Shard(1)) if sequence else ColwiseParallel()
-    narrow: Any = RowwiseParallel(output_layouts=Shard(1)) if sequence else RowwiseParallel()
-    tp = {"layers.*.w1": wide, "layers.*.w2": narrow, "layers.*.w3": wide}
-    if sequence:
-        tp["layers.*"] = PrepareModuleInputOutput(
-            input_layouts=Replicate(),
-            desired_input_layouts=Shard(1),
-            output_layouts=Shard(1),
-            desired_output_layouts=Replicate(),
-        )
+    wide: Any = ColwiseParallel()
     return {
         "build_model": Stack,
-        "make_batch": partial(vector_batch, 4, 64, 640),
+        "make_batch": partial(vector_batch, 8, 32, 640),
         "loss": torch.nn.functional.mse_loss,
-        "num_tokens": 4 * 64,
-        "tp": tp,
+        "num_tokens": 8 * 32,
+        "tp": {"layers.*.w1": wide, "layers.*.w2": RowwiseParallel(), "layers.*.w3": wide},
     }
 
 
