@@ -1,9 +1,10 @@
 """Predicted against measured steps on this machine: forty plans of four models over four ranks.
 
 `distbench calibrate` writes a hardware file, every plan is recorded and replayed on it, and all of them are measured
-taking turns in one launch. One factor is fitted, on two steps that are none of these. Kept in `build/simulated_here`:
-what is there is not measured again; hardware file and predictions are made anew of it, so that another way of fitting
-needs no new run. `plans.json` has what each plan's step was predicted to be made of.
+taking turns in each of two launches, because a plan may be 15 % slower throughout one launch. One factor is fitted, on
+two steps that are none of these. Kept in `build/simulated_here`: what is there is not measured again; hardware file and
+predictions are made anew of it, so that another way of fitting needs no new run. `plans.json` has what each plan's step
+was predicted to be made of. About 25 minutes on two quiet cores.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import math
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +32,7 @@ from distbench.spec import Job
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "simulated_here"
 FILE = Path(__file__).with_name("simulated_here_plans.py")
-PASSES, BUDGET_S = 4, 150
+LAUNCHES, PASSES, BUDGET_S = 2, 4, 150
 WANTED_ERROR, WANTED_ORDER, WANTED_REGRETS = 0.12, 0.9, (0.02, 0.05, 0.1)
 APART = 1.03  # pairs of plans that are closer have no order
 NUM_CHOICES = 5  # a choice is among that many plans of a model; every such set of plans counts
@@ -118,16 +120,16 @@ def _job(name: str) -> Job:
 
 
 def measured() -> Mapping[str, float]:
-    """Median seconds of each plan over the passes of one launch."""
+    """Seconds of each plan: the median over the passes of a launch, and of these the mean over launches."""
     out = FOLDER / "measured"
-    if not any(out.glob("*/*.jsonl")):
+    for _ in range(LAUNCHES - len(list(out.glob("*/*.jsonl")))):
         passes = ("--passes", str(PASSES), "--budget", str(BUDGET_S))
         _distbench("run", f"{FILE}::measured", *passes, "--results", str(out), "--device", "cpu")
-    (file,) = out.glob("*/*.jsonl")  # not what is in logs
-    found: dict[str, float] = {}
-    for case in read_run(file).cases:
-        found[case["case"]["params"]["call"]] = statistics.median(case["samples_s"])
-    return found
+    medians: dict[str, list[float]] = defaultdict(list)
+    for file in out.glob("*/*.jsonl"):  # not what is in logs
+        for case in read_run(file).cases:
+            medians[case["case"]["params"]["call"]].append(statistics.median(case["samples_s"]))
+    return {name: statistics.mean(of_launches) for name, of_launches in medians.items()}
 
 
 def _as_record(times: Mapping[str, float], simulations: Mapping[str, Simulation]) -> dict[str, Any]:

@@ -387,8 +387,6 @@ def _sweep_answer(file: Path, name: str, assume: Mapping[str, Assumption], quest
             scenario = declared(function, variant)
             if scenario.build_model is None or scenario.make_batch is None:
                 raise UserError("it has no step; add build_model and make_batch")
-            if scenario.inference:
-                raise UserError("it runs forward only, and a sweep changes training plans; try plans with run --set")
             about = {"scenario": name, "file": recording, "variant": variant, "function": function, "assume": assume}
             answers.append(answer_for(scenario, {**question, **about}))
         return {"answers": answers}
@@ -451,10 +449,10 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
     with ShapesOnly().on(), KnownValues().on():
         batch = batch_of(scenario)
     fsdp, cp = plan.fsdp, plan.cp
-    # A user's function may use parameters and gradients in unknown ways.
-    is_own = scenario.parallelize is not None or scenario.after_materialize is not None
+    # A forward pass has no gradients, and a user's function may use parameters and gradients in unknown ways.
+    has_no_bound = scenario.inference or scenario.parallelize is not None or scenario.after_materialize is not None
     on_device = [] if fsdp is not None and fsdp.offload is not None else [*model.parameters()]
-    trained = [] if is_own else [parameter for parameter in on_device if parameter.requires_grad]
+    trained = [] if has_no_bound else [parameter for parameter in on_device if parameter.requires_grad]
     return {
         "mesh_dims": mesh_dims_of(plan),
         "shard_dims": list(MESH_DIMS) if scenario.parallelize is not None else sharding_dims_of(plan),
@@ -462,16 +460,17 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
         and {
             "reshard_after_forward": fsdp.reshard_after_forward,
             "mixed_precision": fsdp.mixed_precision is not None,
-            "prefetch": fsdp.prefetch_forward is not None or fsdp.prefetch_backward is not None,
+            # Backward reads one of the fields.
+            "prefetch": scenario.inference or {fsdp.prefetch_forward, fsdp.prefetch_backward} != {None},
         },
         "cp": cp and {"mesh_dim": cp.mesh_dim, "rotate": cp.rotate, "load_balance": cp.balances},
         "pipeline": plan.pipeline is not None,
         "checkpoint": list(plan.checkpoint),
         "is_selective": plan.checkpoint_context is not None,
-        "checkpointable": list(checkpointable(plan)),
+        "checkpointable": [] if scenario.inference else list(checkpointable(plan)),
         "compilable": plan.compile is None and scenario.step is None,
         "loss": (plan.loss or "none") if scenario.loss is not None else None,
-        "microbatches": None if scenario.step is not None else plan.microbatches,
+        "microbatches": None if scenario.inference or scenario.step is not None else plan.microbatches,
         "parameter_bytes": _num_bytes(on_device),
         "trained_bytes": _num_bytes(trained),
         "optimizer_share": _optimizer_share(scenario, model),
@@ -485,7 +484,7 @@ def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _optimizer_share(scenario: Scenario, model: torch.nn.Module) -> float:
-    """Return bytes of optimizer state per byte of trained parameters; 0 if unknown.
+    """Return bytes of optimizer state per byte of trained parameters; 0 if unknown, and without an optimizer.
 
     The share is computed for one parameter, or with `make_optimizers` for the model (on the meta device).
     """

@@ -85,8 +85,13 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
             *("pipeline", "--quick", "--set", "schedule=gpipe", "--set", "microbatches=4", "--set", "num_layers=2"),
             *("--world", "2", "--hardware", "h100", "--plans", "1", "--results", str(out.parent / "staged")),
         )
+        served = sweep(
+            *("llama_inference", "--quick", "--set", "phase=prefill", "--set", "fsdp=True", "--world", "2"),
+            *("--set", "sequence_parallel=False", "--hardware", "h100", "--plans", "5"),
+            *("--results", str(out.parent / "served"), "--format", "json"),
+        )
     after = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-    runs = {"first": first, "again": resumed, "small": small, "staged": staged, "facts": facts}
+    runs = {"served": served, "first": first, "again": resumed, "small": small, "staged": staged, "facts": facts}
     runs |= {"signals": again, "ended": ended}
     return {**runs, "kept": kept, "after": after, "out": out}
 
@@ -222,3 +227,11 @@ def test_memory_that_no_plan_fits_is_one_sentence(predicted: Mapping[str, Any]) 
 
 def test_meshes_of_a_pipeline_are_predicted_too(predicted: Mapping[str, Any]) -> None:
     assert predicted["staged"].exit_code == 0, predicted["staged"].output
+
+
+def test_plans_of_inference_are_predicted_without_gradients(predicted: Mapping[str, Any]) -> None:
+    served = predicted["served"]
+    assert served.exit_code == 0, served.output
+    record = json.loads(served.stdout)
+    changes = {name for plan in record["plans"] for name in plan["changes"]}
+    assert changes and not changes & {"plan.microbatches", "plan.checkpoint", "plan.prefetch", "plan.loss"}
