@@ -37,6 +37,7 @@ from distbench.spec.printable_text import count_text
 SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # number of best plans whose changes are tried
 AT_ONCE = 16  # Between two groups, all but one process wait for the last recording.
+SECONDS_EACH = 4.0  # of the time left, per candidate of a group: twice what a candidate takes
 COMPILE = "plan.compile"
 MESH_SHARE = 0.5  # Share of candidates and budget; further meshes are tried after all changes of better meshes.
 
@@ -154,7 +155,10 @@ class Predictor:
         if "left_out" in answer:
             return str(answer["left_out"])
         if self.space.recorded_as(candidate) != candidate:
-            recordings = [recording.with_compiled(LOSS) for recording in recordings]
+            recordings = [
+                replace(recording, head=replace(recording.head, compiled=(*recording.head.compiled, LOSS)))
+                for recording in recordings
+            ]
         try:
             return predicted(candidate, recordings, self.hardware, self.float8)
         except UserError as error:
@@ -221,7 +225,7 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
         if limits.left_s() < 0 and state.predictions:
             state.stopped = "the time for recording was used up (--budget)"
             break
-        count = min(AT_ONCE, room)
+        count = min(AT_ONCE, room, max(int(limits.left_s() / SECONDS_EACH), 1))
         take_in(state, predictor.outcomes(waiting[:count]))
         waiting = waiting[count:]
     if not state.predictions:

@@ -171,7 +171,7 @@ def _as_run(recording: Recording, row: Published) -> Recording:
     """Return the recording with layers and loss compiled if the row's were."""
     names = tuple(f"layers.{number}" for number in range(MAX_LAYERS)) if row.mode == "compile" else ()
     names = (*names, LOSS) if row.loss == "compiled" else names
-    return recording.with_compiled(*names)
+    return dataclasses.replace(recording, head=dataclasses.replace(recording.head, compiled=names))
 
 
 def _on_line(seconds: Mapping[int, float], microbatches: int) -> float:

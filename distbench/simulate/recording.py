@@ -18,7 +18,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -250,10 +250,6 @@ class Recording:
         """The events of the last step, which includes operators."""
         begun = [index for index, event in enumerate(self.events) if isinstance(event, StepBegun)]
         return self.events[begun[-1] :] if begun else self.events
-
-    def with_compiled(self, *names: str) -> "Recording":
-        """Return the recording with further modules compiled, or LOSS."""
-        return replace(self, head=replace(self.head, compiled=(*self.head.compiled, *names)))
 
     @property
     def collectives(self) -> list[Collective]:
