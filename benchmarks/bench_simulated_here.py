@@ -51,7 +51,7 @@ CLAIMS = (
         f"time lost by the predicted fastest of {NUM_CHOICES} of these plans, over all choices: median; 95th "
         "percentile; worst",
         "{:.1%}; {:.1%}; {:.1%}",
-        "2 %; 5 %; 10 %",
+        "at most 2 %; 5 %; 10 %",
         ("regret*",),
     ),
 )

@@ -89,7 +89,9 @@ def against_best(launches: Sequence[Mapping[str, float]], chosen: str) -> float:
 def plans_of(setup: Setup) -> list[Candidate]:
     """Every plan of the sweep's space; what cannot work is left out when it is measured."""
     with SweepChild(setup.entry.file, setup.entry.name) as child:
-        return list(all_of(setup.space({**facts_of(setup, child), "loss": None})))  # as a measured sweep
+        return list(
+            all_of(setup.space({**facts_of(setup, child), "loss": None}))
+        )  # which a measured sweep leaves as written
 
 
 def recommended(setup: Setup, budget_s: float, out: Path) -> str:

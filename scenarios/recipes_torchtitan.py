@@ -46,7 +46,8 @@ def registered(name: str) -> Any:
             return getattr(registry, name)()
     except ImportError as error:
         problem = f"torchtitan's registry of {models[name]} cannot be imported ({error})"
-        raise UserError(f"{problem}; install that module; {INSTALLS['torchtitan']} installs most of them") from error
+        advice = f"install that module ({INSTALLS['torchtitan']} installs what torchtitan itself requires)"
+        raise UserError(f"{problem}; {advice}") from error
 
 
 def omits(name: str, config: Any) -> tuple[str, ...]:

@@ -70,13 +70,15 @@ class _Step:
     @property
     def microbatches(self) -> int:
         """The step's own micro-batches."""
-        return int(self.variant.get("microbatches", 1))
+        value = self.variant.get("microbatches")
+        return value if type(value) is int else 1
 
     @property
     def recorded(self) -> tuple[int, ...]:
         """Numbers of micro-batches to record."""
-        is_short = self.microbatches <= MICROBATCHES[-1] or self.row.reserved_gib is not None
-        return (self.microbatches,) if is_short else MICROBATCHES
+        has_batch = type(self.variant.get("batch")) is int
+        is_long = self.microbatches > MICROBATCHES[-1] and has_batch and self.row.reserved_gib is None
+        return MICROBATCHES if is_long else (self.microbatches,)
 
     def question(self, microbatches: int) -> Question:
         """Return the query for a number of micro-batches. Compilation is a rule of the replay."""

@@ -16,7 +16,7 @@ from distbench.spec.printable_text import count_text
 MICROBATCHES = (1, 2, 4, 8)
 AHEAD = 2  # FSDP units gathered ahead
 AS_WRITTEN = "as written"
-LOSS = "plan.loss"
+PLAN_LOSS = "plan.loss"
 BATCH_NAMES = ("batch", "batch_size", "global_batch")
 
 
@@ -135,7 +135,7 @@ class Space:
             if not fsdp["mixed_precision"]:
                 choices["plan.mixed_precision"] = ["none", "bf16"]
         if (loss := facts.get("loss")) is not None:
-            choices[LOSS] = [loss, *(value for value in ("none", "compiled") if value != loss)]
+            choices[PLAN_LOSS] = [loss, *(value for value in ("none", "compiled") if value != loss)]
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
             choices["plan.rotate"] = [cp["rotate"], *(rotation for rotation in ROTATIONS if rotation != cp["rotate"])]
             choices["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
@@ -156,11 +156,11 @@ class Space:
 
     def recorded_as(self, candidate: Candidate) -> Candidate:
         """Return the candidate with the recording to use: the replay compiles the loss, as a rule."""
-        if dict(candidate.choices).get(LOSS) != "compiled":
+        if dict(candidate.choices).get(PLAN_LOSS) != "compiled":
             return candidate
-        other_choices = tuple(choice for choice in candidate.choices if choice[0] != LOSS)
+        other_choices = tuple(choice for choice in candidate.choices if choice[0] != PLAN_LOSS)
         uncompiled = replace(candidate, choices=other_choices)
-        return uncompiled if self.facts["loss"] == "none" else uncompiled.with_choice(LOSS, "none")
+        return uncompiled if self.facts["loss"] == "none" else uncompiled.with_choice(PLAN_LOSS, "none")
 
     def moved_meshes(self, candidate: Candidate) -> list[Candidate]:
         """Return the candidates whose mesh differs by one factor, moved to another mesh dim."""

@@ -450,9 +450,9 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
         batch = batch_of(scenario)
     fsdp, cp = plan.fsdp, plan.cp
     # A forward pass has no gradients, and a user's function may use parameters and gradients in unknown ways.
-    has_no_bound = scenario.inference or scenario.parallelize is not None or scenario.after_materialize is not None
+    is_unknown = scenario.inference or scenario.parallelize is not None or scenario.after_materialize is not None
     on_device = [] if fsdp is not None and fsdp.offload is not None else [*model.parameters()]
-    trained = [] if has_no_bound else [parameter for parameter in on_device if parameter.requires_grad]
+    trained = [] if is_unknown else [parameter for parameter in on_device if parameter.requires_grad]
     return {
         "mesh_dims": mesh_dims_of(plan),
         "shard_dims": list(MESH_DIMS) if scenario.parallelize is not None else sharding_dims_of(plan),

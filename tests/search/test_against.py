@@ -1,14 +1,17 @@
 """Rows of published steps: reading, invalid rows, and a comparison with two recordings of a small decoder."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import Children
 
+from distbench.search import published_comparison
 from distbench.search.published_comparison import compared
 from distbench.search.published_comparison_text import blocks_of, record_of, residuals_of
 from distbench.show.terminal import shown
 from distbench.simulate.published import published_rows
+from distbench.spec import find
 from distbench.spec.errors import UserError
 
 HEAD = """# url: https://example.org
@@ -73,6 +76,24 @@ def test_invalid_files(tmp_path: Path) -> None:
         published_rows(rows_of(tmp_path, HEAD))
     with pytest.raises(UserError, match="cannot be read"):
         published_rows(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize(
+    ("variant", "recorded"),
+    [
+        ({"batch": 32, "microbatches": 4}, (1, 2)),
+        ({"batch": 32, "microbatches": 2}, (2,)),
+        ({"samples": 32, "microbatches": 4}, (4,)),
+        ({"batch": 32, "microbatches": "auto"}, (1,)),
+        ({}, (1,)),
+    ],
+)
+def test_micro_batches_of_other_scenarios_are_recorded_whole(
+    variant: dict[str, Any], recorded: tuple[int, ...], tmp_path: Path
+) -> None:
+    (row,) = published_rows(rows_of(tmp_path, HEAD + "good,decoder,,dp_shard=8,bf16,eager,1,\n"))
+    step = published_comparison._Step(row, find("decoder")[0], variant, {"dp_shard": 8})
+    assert step.recorded == recorded and [step.question(count).variants[0] for count in recorded]
 
 
 @pytest.mark.long
