@@ -6,6 +6,7 @@ import pytest
 from distbench import spec
 from distbench.launch import Request, jobs_of
 from distbench.spec import Entry, UserError, find, fit_mesh, list_entries, parse_mesh, placement_pairs
+from distbench.spec.discovery import read_entries, scenario_folder
 from distbench.spec.job import Job, Settings, axis_names, parse_choices, variants_of
 
 SHIPPED = {
@@ -47,6 +48,13 @@ def test_every_scenario_of_the_issue_is_shipped_with_a_summary() -> None:
     entries = list_entries()
     assert {found.name for found in entries} >= SHIPPED
     assert all(found.summary and found.mesh and found.tags for found in entries)
+
+
+def test_the_list_of_shipped_scenarios_is_that_of_their_whole_files() -> None:
+    """The list parses declarations only."""
+    files = sorted(scenario_folder().glob("*.py"))
+    entries = [found for file in files for found in read_entries(file)]
+    assert sorted(entries, key=lambda found: found.name) == list_entries()
 
 
 def test_every_parameter_of_a_shipped_scenario_can_be_given_with_set() -> None:
