@@ -104,9 +104,9 @@ class PlannedStep:
         return f"{self.op} over {self.over}" if self.is_collective else f"local {self.op}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """One planner's plan from the source to the target."""
+    """One planner's plan from the source to the target. A plan does not change, so a copy is the plan itself."""
 
     planner: str  # one of `spec.placements.PLANNERS`
     route: Route  # its layouts, predicted seconds and bytes
@@ -115,8 +115,19 @@ class Plan:
     price_steps: Callable[[], tuple[PlannedStep, ...]]
     text: str = ""  # its layouts in torch's own notation, if torch planned it
     mesh: Any = None  # the DeviceMesh on which the plan can be executed, if any
+    ranks: tuple[int, ...] = ()  # of this DeviceMesh, row-major
     plan_backward: "Callable[[], Plan] | None" = None  # plans the gradient's redistribution
     key: str = ""  # in compiled code
+
+    def __copy__(self) -> "Plan":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Plan":
+        return self
+
+    def __repr__(self) -> str:
+        shape, mesh = (tuple(sizes) for sizes in (self.problem.shape, self.problem.mesh_shape))
+        return f"Plan({self.path!r} by {self.planner}, shape={shape}, mesh={mesh}, sent_bytes={self.sent_bytes})"
 
     @cached_property
     def steps(self) -> tuple[PlannedStep, ...]:

@@ -161,7 +161,7 @@ class ExchangeOnRank:
         exchange = self._exchange
         if exchange.changes_nothing:
             return local
-        if exchange.num_averaged > 1 and not local.is_floating_point():
+        if exchange.num_averaged > 1 and not (local.is_floating_point() or local.is_complex()):
             raise UserError(f"parts of an average of {local.dtype} cannot be combined; use a floating-point dtype")
         output = local.new_empty(shape_of(self._after))
         pieces: list[Piece] = []

@@ -1,21 +1,25 @@
 """Execution of a plan on one rank: forward, backward, asynchronously and in compiled code."""
 
+import contextlib
+import hashlib
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import count
-from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import Any, Literal, overload
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.fx import has_side_effect
 
 from distbench.planning.cost_profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER
 from distbench.planning.placement_states import Box, Move, State, box_of
 from distbench.planning.redistribution_plans import Plan
 from distbench.redistribute.direct import ExchangeOnRank, Transit, finished, shape_of
 from distbench.spec.errors import UserError
+from distbench.version import __version__
 
 # torch 2.13 renamed the single-tensor forms; 2.11 has only the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -23,11 +27,18 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 Step = Callable[[torch.Tensor], Transit]
 _steps: "WeakKeyDictionary[Plan, list[Step]]" = WeakKeyDictionary()
-# Plans by key, because a compiled graph has only texts and numbers as arguments.
-_plans: "WeakValueDictionary[str, Plan]" = WeakValueDictionary()
-_keys = count()
+# Plans by key, because a compiled graph has only texts and numbers as arguments. Inductor keeps graphs on disk for
+# other processes, so a key is a digest of what the plan does on this rank.
+_plans: dict[str, Plan] = {}
+GRADIENT = "'"  # at the end of a key: the plan's `backward`
 
 
+@overload
+def execute(local: torch.Tensor, plan: Plan, *, async_op: Literal[False] = False) -> torch.Tensor: ...
+@overload
+def execute(local: torch.Tensor, plan: Plan, *, async_op: Literal[True]) -> "Pending": ...
+@overload
+def execute(local: torch.Tensor, plan: Plan, *, async_op: bool) -> "torch.Tensor | Pending": ...
 def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torch.Tensor | Pending":
     """Return this rank's shard of the target layout; every rank of the mesh must call it.
 
@@ -41,7 +52,7 @@ def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torc
 
     Raises:
         UserError: the plan was made without a DeviceMesh, or `local` is not a dense tensor of the source layout's shape
-            (a DTensor has `to_local()`).
+            (a DTensor has `to_local()`), or has a dtype that the reduce op of a Partial does not support.
     """
     if not isinstance(plan, Plan):
         raise UserError(f"plan is a {type(plan).__name__}; make a plan with distbench.redistribute.plan")
@@ -61,8 +72,11 @@ class Pending:
     def __init__(self, local: torch.Tensor, plan: Plan) -> None:
         self._local, self._plan = local, plan
         _require_shape(local, plan)
-        with torch.no_grad():
-            self._transit = _transit(local.detach(), plan)
+        _require_dtype(local.dtype, plan)
+        with torch.no_grad(), unchecked():
+            # A lazy conjugate or negative has no memory to send.
+            given = local.detach().resolve_conj().resolve_neg()
+            self._transit = _transit(given.view(_moved_as(local.dtype, plan)), plan)
             self._early: torch.Tensor | None = None
             try:
                 next(self._transit)
@@ -71,14 +85,15 @@ class Pending:
 
     def wait(self) -> torch.Tensor:
         """Return this rank's shard of the target layout, after all steps."""
-        return _Waited.apply(self._local, self)  # type: ignore[no-any-return]
+        with unchecked():
+            return _Waited.apply(self._local, self)  # type: ignore[no-any-return]
 
     def result(self) -> torch.Tensor:
         """Finish the steps; return the result without a gradient."""
         if self._early is None:
             self._early = finished(self._transit)
-        # Autograd must not see an input as an output.
-        return self._early.view_as(self._early) if self._early.data_ptr() == self._local.data_ptr() else self._early
+        # A view, because autograd must not see an input as an output.
+        return self._early.view(self._local.dtype)
 
     @property
     def plan(self) -> Plan:
@@ -110,20 +125,29 @@ def _define_operator() -> None:
     operator = torch.library.custom_op("distbench::redistribute", _run_by_key, mutates_args=())
     operator.register_fake(_empty_result)
     operator.register_autograd(_backward_by_key, setup_context=_remember)
+    # Else inductor removes the operator on ranks that use no element of its result, and the other ranks wait.
+    has_side_effect(torch.ops.distbench.redistribute.default)
+
+
+def _plan_of_key(key: str) -> Plan:
+    plan = _plans[key.rstrip(GRADIENT)]
+    for _ in range(key.count(GRADIENT)):
+        plan = _plan_of_gradient(plan)
+    return plan
 
 
 def _run_by_key(local: torch.Tensor, plan_key: str) -> torch.Tensor:
-    return Pending(local, _plans[plan_key]).result().clone(memory_format=torch.contiguous_format)
+    return Pending(local, _plan_of_key(plan_key)).result().clone(memory_format=torch.contiguous_format)
 
 
 def _empty_result(local: torch.Tensor, plan_key: str) -> torch.Tensor:
-    plan = _plans[plan_key]
+    plan = _plan_of_key(plan_key)
     _require_shape(local, plan)
     return local.new_empty(shape_of(_box(plan, plan.target)))
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.plan = _plans[inputs[1]]
+    ctx.plan = _plan_of_key(inputs[1])
 
 
 def _backward_by_key(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -148,6 +172,37 @@ def _require_shape(local: torch.Tensor, plan: Plan) -> None:
         )
 
 
+def _require_dtype(dtype: torch.dtype, plan: Plan) -> None:
+    """Raise UserError on all ranks, before the first message."""
+    for _, op in (*plan.source.partials, *plan.target.partials):
+        if op == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+            raise UserError(f"parts of an average of {dtype} cannot be combined; use a floating-point dtype")
+        if op in ("min", "max") and dtype.is_complex:
+            raise UserError(f"{dtype} has no {op}; use P(sum) or P(avg)")
+
+
+# gloo rejects these dtypes.
+_MOVED_AS = {
+    torch.int16: torch.float16,
+    torch.uint16: torch.float16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
+def _moved_as(dtype: torch.dtype, plan: Plan) -> torch.dtype:
+    """Return the dtype to move elements as: one of the same size for those that collectives reject."""
+    if plan.source.partials or plan.target.partials:
+        return dtype
+    return torch.uint8 if dtype.is_floating_point and dtype.itemsize == 1 else _MOVED_AS.get(dtype, dtype)
+
+
+def unchecked() -> contextlib.AbstractContextManager[Any]:
+    """Return a context without spmd_types' type checks, which know no operator of this package."""
+    spmd = sys.modules.get("spmd_types")
+    return spmd.no_typecheck() if spmd is not None else contextlib.nullcontext()
+
+
 def _coordinate(plan: Plan) -> tuple[int, ...]:
     coordinate = plan.mesh.get_coordinate()
     if coordinate is None:
@@ -167,9 +222,8 @@ def _steps_of(plan: Plan) -> list[Step]:
             steps.append(_MoveOnRank(plan, step.does, state, step.target))
         else:
             group = plan.mesh.get_group(0) if plan.mesh.ndim == 1 else None
-            flat = [int(rank) for rank in plan.mesh.mesh.flatten()]
-            peers = [flat.index(rank) for rank in dist.get_process_group_ranks(group or dist.group.WORLD)]
-            steps.append(ExchangeOnRank(step.does, flat.index(dist.get_rank()), peers, group))
+            peers = [plan.ranks.index(rank) for rank in dist.get_process_group_ranks(group or dist.group.WORLD)]
+            steps.append(ExchangeOnRank(step.does, plan.ranks.index(dist.get_rank()), peers, group))
         state = step.target
     return steps
 
@@ -277,11 +331,7 @@ class _MoveOnRank:
         return self._averaged(share.narrow(dim, 0, parts[self._index].shape[dim]).contiguous())
 
     def _averaged(self, total: torch.Tensor) -> torch.Tensor:
-        if self._op != "avg":
-            return total
-        if not total.is_floating_point():
-            raise UserError(f"parts of an average of {total.dtype} cannot be combined; use a floating-point dtype")
-        return total.div_(self._size)
+        return total.div_(self._size) if self._op == "avg" else total
 
 
 def _padded(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
@@ -293,11 +343,26 @@ def _padded(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
     return torch.cat((tensor, tensor.new_zeros(shape)), dim=dim)
 
 
-def bound(plan: Plan, mesh: Any, plan_backward: Callable[[], Plan]) -> Plan:
-    """Return a plan that can be executed on a DeviceMesh."""
+def bound(
+    plan: Plan, mesh: Any, ranks: Sequence[int], plan_backward: Callable[[], Plan], gradient_of: str = ""
+) -> Plan:
+    """Return a plan that can be executed on a DeviceMesh.
+
+    `plan_backward` may run while torch traces a graph, in which no tensor has values.
+
+    Args:
+        ranks: global ranks of the mesh, row-major.
+        gradient_of: key of the plan whose backward this is, if it is one.
+    """
     _define_operator()
-    ready = replace(plan, mesh=mesh, plan_backward=plan_backward, key=str(next(_keys)))
-    _plans[ready.key] = ready
-    if mesh.get_coordinate() is not None:
+    ready = replace(plan, mesh=mesh, ranks=tuple(ranks), plan_backward=plan_backward)
+    coordinate = mesh.get_coordinate()
+    if gradient_of:
+        ready = replace(ready, key=gradient_of + GRADIENT)
+    else:
+        does = ready.planner, ready.path, ready.problem, ready.ranks, coordinate, __version__
+        ready = replace(ready, key=hashlib.sha256(repr(does).encode()).hexdigest()[:20])
+        _plans[ready.key] = ready
+    if coordinate is not None:
         _steps[ready] = _steps_of(ready)
     return ready

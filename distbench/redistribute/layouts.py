@@ -1,5 +1,7 @@
 """Front ends of the library: layouts as text, torch's placements, DTensors and spmd_types' types, to states."""
 
+import contextlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import permutations
@@ -53,11 +55,13 @@ def _states_of(given: Any, tensor_ndim: int, sizes: Mapping[str, int], mesh: Any
     if isinstance(given, State):
         state = given
     elif isinstance(given, str):
-        state = parse_state("".join(given.split()), tensor_ndim)
+        state = _of_text(given, tensor_ndim)
+    elif isinstance(given, Sequence) and given and all(isinstance(one, str) for one in given):
+        state = _of_text("".join(given), tensor_ndim)
     else:
         listed = getattr(given, "placements", given)
         if not isinstance(listed, Sequence):
-            raise ValueError(f"layout {given!r} is unknown")
+            raise ValueError(f"layout {given!r} is unknown; give a list of placements, such as [Shard(0)], or a text")
         placements = [_placement(one, tensor_ndim) for one in listed]
         # Only the spec of a DTensor has a shard order.
         for entry in getattr(given, "shard_order", None) or ():
@@ -65,6 +69,12 @@ def _states_of(given: Any, tensor_ndim: int, sizes: Mapping[str, int], mesh: Any
                 placements[mesh_dim] = Placement(entry.tensor_dim, turn)
         state = state_of(_in_shard_order(placements, tuple(sizes.values())), tensor_ndim)
     return state, State(state.mesh_ndim, state.orders)
+
+
+def _of_text(text: str, tensor_ndim: int) -> State:
+    """Parse a text, in which a negative tensor dim counts from the last."""
+    counted = re.sub(r"S\(-(\d+)\)", lambda found: f"S({tensor_ndim - int(found[1])})", "".join(text.split()))
+    return parse_state(counted, tensor_ndim)
 
 
 def _placement(given: Any, tensor_ndim: int) -> Placement:
@@ -95,7 +105,11 @@ def _in_shard_order(placements: Sequence[Placement], mesh_shape: Sequence[int]) 
             if [prod(mesh_shape[other] for other in before[one]) for one in mesh_dims] == factors:
                 break
         else:
-            raise ValueError(f"strided shards of tensor dim {tensor_dim} have no shard order; write S(0)[1]S(0)[0]")
+            split = ", ".join(map(str, factors))
+            raise ValueError(
+                f"strided shards of tensor dim {tensor_dim} with split factors {split} are in no shard order of this "
+                "mesh, which the library needs; move them with DTensor.redistribute"
+            )
         for turn, mesh_dim in enumerate(order):
             ordered[mesh_dim] = Placement(tensor_dim, turn)
     return ordered
@@ -115,13 +129,16 @@ def _of_spmd_types(
                 raise ValueError(f"{spec!r} has more entries than tensor dims ({tensor_ndim})")
             mesh_dim = _mesh_dim(axis, names, mesh)
             if any(mesh_dim in order for order in orders):
-                raise ValueError(f"{spec!r} shards two tensor dims over {names[mesh_dim]}")
+                raise ValueError(f"{spec!r} names axis {names[mesh_dim]} twice")
             orders[tensor_dim].append(mesh_dim)
     sharded = {mesh_dim for order in orders for mesh_dim in order}
     for mesh_dim, name in enumerate(names):
         kind = repr(kinds.get(mesh_dim, "R")).strip("'")
         if kind.startswith("S("):
-            orders[kinds[mesh_dim].dim % tensor_ndim].append(mesh_dim)
+            shard = kinds[mesh_dim].dim
+            if not -tensor_ndim <= shard < tensor_ndim:
+                raise ValueError(f"type {kind} over {name} shards a tensor dim that a {tensor_ndim}-D tensor lacks")
+            orders[shard].append(mesh_dim)
         elif mesh_dim in sharded and kind in "VR":
             continue
         elif kind == "V":
@@ -142,7 +159,8 @@ def _mesh_dim(axis: Any, names: Sequence[str], mesh: Any) -> int:
         return names.index(axis)
     if mesh is not None:
         of = sys.modules["spmd_types"].normalize_axis
-        for mesh_dim in range(len(names)):
-            if of(mesh.get_group(mesh_dim)) == of(axis):
-                return mesh_dim
+        with contextlib.suppress(TypeError, ValueError):  # of an object that is no axis
+            for mesh_dim in range(len(names)):
+                if of(mesh.get_group(mesh_dim)) == of(axis):
+                    return mesh_dim
     raise UserError(f"axis {axis!r} is not a mesh dim; use {', '.join(names)}, or give the DeviceMesh of the axis")

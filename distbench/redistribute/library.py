@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from distbench.planning.cheapest_path import Problem
 from distbench.planning.cost_profile import DIRECT, MeshCost, Profile, TorchCost, load_profile, measured_cost
 from distbench.planning.placement_states import NotHandled, State
 from distbench.planning.redistribution_plans import Plan, Setting, plan_redistribution, require_max_bytes
-from distbench.redistribute.execution import bound
+from distbench.redistribute.execution import bound, unchecked
 from distbench.redistribute.layouts import layout_of
 from distbench.spec.errors import UserError
 from distbench.spec.placements import OUR_PLANNERS
@@ -29,8 +31,8 @@ def plan(
 ) -> Plan:
     """Plan a redistribution once, to `execute` it any number of times; every rank makes the same plan.
 
-    A plan has `steps`, `sent_bytes`, `seconds` (predicted), `error` (expected, relative) and `peak_bytes` (local
-    tensors before and after a step). Ranks do not communicate to plan.
+    Plan outside of compiled code. A plan has `steps`, `sent_bytes`, `seconds` (predicted), `error` (expected, relative)
+    and `peak_bytes` (local tensors before and after a step). Ranks do not communicate to plan.
 
     Args:
         source: the layout now: text such as "S(0)R", torch's placements, a DTensor or its spec, or spmd_types'
@@ -39,7 +41,7 @@ def plan(
         shape: of the full tensor.
         mesh: the DeviceMesh; or its sizes, by name or in order, for a plan that is not executed.
         profile: measured prices, or their file (`distbench calibrate`); without them torch's constants.
-        dtype: of the tensor, for predicted bytes and time; the default dtype by default.
+        dtype: of the tensor, for predicted bytes and time; by default a given DTensor's, else the default dtype.
         planner: "calibrated" (a path of collectives) or "direct" (one exchange); the faster by prediction by default.
         max_bytes: limit on `peak_bytes`.
 
@@ -48,6 +50,8 @@ def plan(
     """
     if planner not in (None, *OUR_PLANNERS):
         raise UserError(f"planner {planner!r} is unknown; use {' or '.join(OUR_PLANNERS)}")
+    if torch.compiler.is_compiling():
+        raise UserError("a plan cannot be made in compiled code; plan before, and only execute in compiled code")
     require_max_bytes(max_bytes)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise UserError(f"dtype {dtype!r} is not a torch.dtype; write for example torch.bfloat16")
@@ -61,13 +65,17 @@ def plan(
     (before, gradient_after), (after, gradient_before) = (
         layout_of(layout, len(tensor_shape), sizes, device_mesh) for layout in (source, target)
     )
+    ranks: list[int] = []
     if device_mesh is not None:
-        _require_ascending(device_mesh)
-    itemsize = (dtype or torch.get_default_dtype()).itemsize
+        with unchecked():
+            mesh_ranks: Any = device_mesh.mesh.tolist()
+        _require_ascending(np.array(mesh_ranks))
+        ranks = np.ravel(mesh_ranks).tolist()
+    itemsize = (dtype or _dtype_of(source, target)).itemsize
     try:
         problem = Problem(tuple(sizes.values()), tensor_shape, itemsize)
     except NotHandled as reason:
-        raise UserError(f"{reason}; plan with plain sizes") from reason
+        raise UserError(f"{reason}; give smaller sizes, as plain numbers") from reason
     if loaded is not None:
         loaded = loaded.on(sizes).natively()
     # torch's own assumption: one device per host on a CPU, else eight.
@@ -79,6 +87,8 @@ def plan(
         if planner == DIRECT:
             raise UserError("planner direct needs a mesh of one mesh dim or of all ranks; use calibrated")
         planner = "calibrated"
+    if before == after:
+        planner = "calibrated"  # An exchange makes no Partial, not even the one that is there.
 
     def between(start: State, end: State, planner: str | None) -> Plan:
         try:
@@ -95,13 +105,14 @@ def plan(
     def backward() -> Plan:
         # An exchange makes no Partial.
         by = "calibrated" if gradient_after.partials else forward.planner
-        return bound(between(gradient_before, gradient_after, by), mesh, twice)
+        return bound(between(gradient_before, gradient_after, by), mesh, ranks, twice, ready.key)
 
     def twice() -> Plan:
         by = "calibrated" if again[1].partials else forward.planner
-        return bound(between(*again, by), mesh, backward)
+        return bound(between(*again, by), mesh, ranks, backward, ready.backward.key)
 
-    return bound(forward, mesh, backward)
+    ready = bound(forward, mesh, ranks, backward)
+    return ready
 
 
 def _sizes(mesh: Any, profile: Profile | None) -> dict[str, int]:
@@ -137,11 +148,19 @@ def _require_same_tensor(layout: Any, shape: tuple[int, ...], mesh: Any) -> None
         raise UserError(f"the DTensor is on {own_mesh}, but the plan is for {mesh}; give the DTensor's device_mesh")
 
 
-def _require_ascending(mesh: Any) -> None:
-    ranks = mesh.mesh
+def _dtype_of(*layouts: Any) -> torch.dtype:
+    """Return the dtype of the first DTensor, or of its spec; the default dtype without one."""
+    for layout in layouts:
+        dtype = getattr(getattr(layout, "tensor_meta", layout), "dtype", None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+    return torch.get_default_dtype()
+
+
+def _require_ascending(ranks: NDArray[np.int64]) -> None:
     for mesh_dim in range(ranks.ndim):
-        if bool((ranks.diff(dim=mesh_dim) <= 0).any()):
+        if bool((np.diff(ranks, axis=mesh_dim) <= 0).any()):
             raise UserError(
-                f"the ranks {ranks.tolist()} of the mesh do not ascend along mesh dim {mesh_dim}, but torch sorts the "
-                "ranks of a group; make a mesh with ascending ranks"
+                f"the ranks {ranks.tolist()} of the mesh do not ascend along mesh dim {mesh_dim}; the library needs "
+                "ascending ranks, as torch sorts the ranks of a group by default"
             )

@@ -1,8 +1,10 @@
 """The library of redistributions on real ranks: every value against shards cut by index, forward and backward.
 
-`library_checks.py FILE`: rank 0 writes to FILE how many redistributions were checked of each kind.
+`library_checks.py FILE BACKEND`: rank 0 writes to FILE how many redistributions were checked of each kind; BACKEND is
+torch.compile's.
 """
 
+import copy
 import json
 import random
 import re
@@ -81,18 +83,45 @@ def check_values(mesh: DeviceMesh) -> Counter[str]:
     return checked
 
 
-def check_compiled(mesh: DeviceMesh) -> int:
-    """In one graph with what surrounds them, forward and backward."""
-    pairs = [("S(0)S(0)", "S(1)R", "calibrated"), ("P(sum)S(1)", "S(0)S(1)", "direct")]
-    for source, target, planner in pairs:
-        plan, full = redistribute.plan(source, target, (6, 5), mesh, planner=planner), tagged((6, 5), torch.float32)
-        step = torch.compile(partial(doubled, plan), backend="eager", fullgraph=True)
+def check_compiled(mesh: DeviceMesh, backend: str) -> int:
+    """In one graph with what surrounds them, forward and backward. Some ranks have an empty shard of one column."""
+    both = ("calibrated", "direct")
+    pairs = [("S(0)S(0)", "S(1)R", (6, 5)), ("P(sum)S(1)", "S(0)S(1)", (6, 5)), ("S(0)R", "S(1)S(1)", (6, 1))]
+    for (source, target, shape), planner in product(pairs, both):
+        plan, full = redistribute.plan(source, target, shape, mesh, planner=planner), tagged(shape, torch.float32)
+        step = torch.compile(partial(doubled, plan), backend=backend, fullgraph=True)
         local = parts(full, plan.source, mesh).requires_grad_()
         moved = step(local)
         assert torch.equal(moved, shard(full, plan.target, mesh) * 2 + 1), f"{plan.path} by {planner}"
         moved.backward(shard(full, plan.target, mesh))
         assert torch.equal(local.grad, shard(full, plan.source, mesh) * 2), f"backward of {plan.path}"
+        with torch.no_grad():  # A graph without a backward has fewer uses of the result.
+            assert torch.equal(step(local), shard(full, plan.target, mesh) * 2 + 1), f"{plan.path} by {planner}"
+        torch._dynamo.reset()
+    same = redistribute.plan("S(0)R", "RR", (6, 5), mesh), redistribute.plan("S(0)R", "RR", (6, 5), mesh)
+    others = [redistribute.plan("S(0)R", "RR", (6, 6), mesh), redistribute.plan("S(1)R", "RR", (6, 5), mesh)]
+    # A compiled graph on disk holds the key only.
+    assert same[0].key == same[1].key and len({plan.key for plan in (*same, *others)}) == 3
     return len(pairs)
+
+
+def check_dtypes(mesh: DeviceMesh) -> int:
+    """Whatever torch can hold: lazy conjugates, averages of complex numbers, dtypes that collectives reject."""
+    full, shape = tagged((8, 12), torch.float32), (8, 12)
+    for planner, dtype in product(
+        ("calibrated", "direct"), (torch.float8_e4m3fn, torch.int16, torch.uint16, torch.bool)
+    ):
+        plan = copy.deepcopy(redistribute.plan("S(0)R", "S(1)R", shape, mesh, planner=planner))
+        given = (full % 8).to(dtype)
+        moved = redistribute.execute(shard(given, plan.source, mesh), plan)
+        assert moved.dtype == dtype and torch.equal(moved.float(), shard(given, plan.target, mesh).float()), dtype
+    for planner in ("calibrated", "direct"):
+        plan, given = redistribute.plan("S(0)R", "S(1)R", shape, mesh, planner=planner), torch.complex(full, full)
+        moved = redistribute.execute(shard(given, plan.source, mesh).conj(), plan)
+        assert torch.equal(moved, shard(given.conj(), plan.target, mesh)), planner
+        average = redistribute.plan("P(avg)R", "RR", shape, mesh, planner=planner)
+        assert torch.equal(redistribute.execute(given, average), given)
+    return 12
 
 
 def doubled(plan: redistribute.Plan, local: torch.Tensor) -> Any:
@@ -104,7 +133,10 @@ def check_front_ends(mesh: DeviceMesh) -> int:
     full, names = tagged((8, 12), torch.float32), mesh.mesh_dim_names
     dtensor = DTensor.from_local(shard(full, parse_state("S(0)R", 2), mesh), mesh, [Shard(0), Replicate()])
     strided = [_StridedShard(0, split_factor=2), Shard(-2)]
-    for source, text in ((dtensor, "S(0)R"), ([Shard(0), Replicate()], "S(0)R"), (strided, "S(0)[1]S(0)[0]")):
+    bf16 = redistribute.plan(dtensor.bfloat16(), "RS(1)", full.shape, mesh)
+    assert 2 * bf16.sent_bytes == redistribute.plan("S(0)R", "RS(1)", full.shape, mesh).sent_bytes
+    layouts = [(dtensor, "S(0)R"), ([Shard(0), Replicate()], "S(0)R"), (strided, "S(0)[1]S(0)[0]")]
+    for source, text in (*layouts, (["S(0)", "R"], "S(0)R"), ("S(-2) R", "S(0)R")):
         plan = redistribute.plan(source, "RS(1)", full.shape, mesh)
         moved = redistribute.execute(shard(full, parse_state(text, 2), mesh), plan)
         assert torch.equal(moved, shard(full, parse_state("RS(1)", 2), mesh)), (text, names)
@@ -159,7 +191,11 @@ def check_refusals(mesh: DeviceMesh) -> int:
         (lambda: plan("S(0)R", "S(2)R", shape, mesh), "2-D tensor lacks"),
         (lambda: plan("S(0)", "RR", shape, mesh), "1 placements, but the mesh has 2"),
         (lambda: plan("S(0)R", [Shard(0), object()], shape, mesh), "is unknown; use R"),
-        (lambda: plan([_StridedShard(0, split_factor=3), Shard(0)], "RR", shape, mesh), "no shard order"),
+        (lambda: plan([_StridedShard(0, split_factor=3), Shard(0)], "RR", shape, mesh), "factors 3, 1 are in no shard"),
+        (
+            lambda: redistribute.execute(torch.zeros(8, 12).to(torch.complex64), plan("P(max)R", "RR", shape, mesh)),
+            "no max",
+        ),
         (lambda: plan("S(0)R", "RR", shape, backwards), "do not ascend along mesh dim 0"),
         (lambda: plan("P(max)P(sum)", "RR", shape, mesh), "mixes the reduce ops"),
         (lambda: plan("S(0)R", "RR", shape, mesh, planner="greedy"), "calibrated or direct"),
@@ -178,14 +214,15 @@ def check_refusals(mesh: DeviceMesh) -> int:
     return len(cases)
 
 
-def main(out: Path) -> None:
+def main(out: Path, backend: str) -> None:
     dist.init_process_group("gloo")
     flat = init_device_mesh("cpu", (4,), mesh_dim_names=("m0",))
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("m0", "m1"))
     checked: Counter[str] = check_values(flat) + check_values(square)
     checked["front ends"], checked["refused"] = check_front_ends(square), check_refusals(square)
     checked["spmd_types"] = check_spmd_types(flat)
-    checked["compiled"] = check_compiled(square)
+    checked["dtypes"] = check_dtypes(square)
+    checked["compiled"] = check_compiled(square, backend)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(checked))
     dist.barrier()
@@ -193,4 +230,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

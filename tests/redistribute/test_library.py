@@ -26,12 +26,13 @@ print([name for name in ("click", "pandas", "scenarios", "scipy", "distbench.cli
 """
 
 
-def test_values_forward_backward_and_compiled_on_real_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    done = ranks.run_forked(4, RANKS / "library_checks.py", tmp_path / "checked")
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_values_forward_backward_and_compiled_on_real_ranks(ranks: Ranks, tmp_path: Path, backend: str) -> None:
+    done = ranks.run_forked(4, RANKS / "library_checks.py", tmp_path / "checked", backend)
     assert done.returncode == 0, done.stderr
     checked = json.loads((tmp_path / "checked").read_text())
     kinds = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter", "cut", "partition", "zero_fill")
-    assert all(checked[kind] for kind in (*kinds, "calibrated: forward", "direct: forward", "compiled"))
+    assert all(checked[kind] for kind in (*kinds, "calibrated: forward", "direct: forward", "compiled", "dtypes"))
     assert checked["calibrated: forward"] + checked["direct: forward"] == 240 and checked["backward"] > 120
 
 

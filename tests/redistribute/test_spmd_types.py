@@ -39,7 +39,10 @@ def test_types_are_layouts_with_the_gradients_that_spmd_types_defines(given: Any
     [
         (spmd.PartitionSpec("pp"), "axis 'pp' is not a mesh dim; use dp, tp"),
         (spmd.PartitionSpec(None, None, "tp"), "more entries than tensor dims"),
-        (spmd.PartitionSpec("tp", "tp"), "two tensor dims over tp"),
+        (spmd.PartitionSpec("tp", "tp"), "names axis tp twice"),
+        (spmd.PartitionSpec(3), "axis 3 is not a mesh dim"),
+        (spmd.SpmdType({"dp": spmd.S(4)}), "a 2-D tensor lacks"),
+        (spmd.SpmdType({"dp": spmd.S(-3)}), "a 2-D tensor lacks"),
         (spmd.SpmdType({"dp": spmd.V}), "has no tensor dim"),
     ],
 )
