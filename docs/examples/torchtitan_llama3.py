@@ -1,5 +1,5 @@
-"""torchtitan's llama3 under its own parallelize function, mesh and config, on CPU; how to install it says
-docs/your-model.md. `distbench run docs/examples/torchtitan_llama3.py`"""
+"""torchtitan's llama3 under its own parallelize function, mesh and config, on CPU, with DTensor; how to install it says
+docs/transformers.md. `distbench run docs/examples/torchtitan_llama3.py`"""
 
 import torch
 import torch.nn.functional as F

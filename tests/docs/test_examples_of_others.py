@@ -10,6 +10,7 @@ from processes import Children
 
 from benchmarks.bench_models import FILES, MAX_GLUE, glue_of
 from distbench.spec import find
+from distbench.spec.versions import installed_torch, release
 
 EXAMPLES = ROOT / "docs" / "examples"
 PAGES = [ROOT / "docs" / name for name in ("existing-code.md", "training-step.md", "transformers.md", "inference.md")]
@@ -18,8 +19,9 @@ ROW = re.compile(r"(\d+) x (\w+) (\w+) (\w+) over (\S+) \(\d+\), \w+, \d+ B: (\S
 
 def installed(file: str) -> None:
     """Skip where what a file imports is not installed; importing it here would take seconds."""
-    if importlib.util.find_spec(FILES[file]) is None:
-        pytest.skip(f"{FILES[file]} is not installed")
+    package = FILES.get(file, file.partition("_")[0])
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
 
 
 def test_each_example_stands_on_a_page_and_takes_fewer_than_five_lines_of_glue() -> None:
@@ -68,6 +70,12 @@ def test_models_of_transformers_communicate_what_their_plans_say(children: Child
 
 def test_torchtitans_llama3_communicates_over_both_mesh_dims_of_its_own(children: Children) -> None:
     (rows,) = (rows for name, rows in signed(children, "torchtitan_llama3.py").items() if name)
+    assert rows["forward all_gather dp_shard"] >= 3 and rows["forward reduce_scatter tp"] >= 4
+
+
+@pytest.mark.skipif(release(installed_torch()) < (2, 14), reason="FSDP2 accepts spmd_types since torch 2.14")
+def test_torchtitans_default_backend_communicates_over_both_mesh_dims(children: Children) -> None:
+    rows = signed_one(children, "torchtitan_spmd_types.py", "torchtitan_spmd_types")
     assert rows["forward all_gather dp_shard"] >= 3 and rows["forward reduce_scatter tp"] >= 4
 
 
