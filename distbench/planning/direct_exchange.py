@@ -236,7 +236,8 @@ def _assigned(lacking: Numbers, replicas: Numbers, mesh_shape: tuple[int, ...]) 
 def _shared_outer(mesh_shape: tuple[int, ...]) -> Numbers:
     """Return how many outermost coordinates each two flat mesh positions share."""
     cells = np.indices(mesh_shape).reshape(len(mesh_shape), -1)
-    return np.cumprod(cells[:, :, None] == cells[:, None, :], axis=0).sum(axis=0)
+    is_shared = cells[:, :, None] == cells[:, None, :]
+    return np.cumprod(is_shared.astype(np.int64), axis=0).sum(axis=0)
 
 
 def _overlaps(boxes: Numbers, other_boxes: Numbers) -> Numbers:
