@@ -241,11 +241,15 @@ class Runner:
             self._require_in_step(turn)
         result = result_of(turn.case_spec, opened_case, samples, wrong)
         self._rows.save_row(result)
-        turn.counters, held_bytes = result.counters, opened_case.held_bytes
-        turn.held_bytes = held_bytes or (result.counters.get("parameter_bytes") or 0) * BYTES_PER_PARAMETER_BYTE
+        turn.counters, own_bytes = result.counters, opened_case.held_bytes
+        if own_bytes is None:
+            own_bytes = (result.counters.get("parameter_bytes") or 0) * BYTES_PER_PARAMETER_BYTE
+        # Shards may be uneven, but all ranks must decide alike.
+        turn.held_bytes = max(self._context.gather(own_bytes))
         if self._plan.num_passes == 1 and self._waits_on_host:  # on a device, the profiler slows down later launches
             self._trace(turn)
-        self._is_small = self._is_small and 0 < (held_bytes or 0) * len(self._turns) <= SMALL_BYTES
+        is_step = opened_case.held_bytes is None
+        self._is_small = self._is_small and not is_step and turn.held_bytes * len(self._turns) <= SMALL_BYTES
         if self._plan.num_passes > 1 and (self._is_small or self._stays_beside_checks(turn, opened_case)):
             opened_case.pause()
         else:
@@ -308,9 +312,9 @@ class Runner:
                 estimate_s = meter.warm_up(opened_case.call, opened_case.warm_ups)
                 if turn.limits is None:
                     turn.estimate_s = turn.shortest_s = turn.longest_s = estimate_s
-                    turn.is_touched = not opened_case.held_bytes
+                    turn.is_touched = opened_case.held_bytes is None
                     turn.limits = self._plan.limits(estimate_s, turn.is_touched, turn.case_spec.num_samples)
-            elif opened_case.held_bytes:
+            elif opened_case.held_bytes is not None:
                 self._touch(turn, opened_case)
             else:
                 # This process has run the case before. Only the model is new, and the first iteration of the model

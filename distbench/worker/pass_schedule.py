@@ -169,7 +169,7 @@ class CaseProgress:
     shortest_s: float = 0.0  # smallest estimate of all compared cases
     longest_s: float = 0.0  # largest estimate of all compared cases
     counters: dict[str, Any] = field(default_factory=dict)  # counters of the case's row
-    held_bytes: int = 0  # memory of the open case on this rank
+    held_bytes: int = 0  # memory of the open case on the rank with the most
     opened_case: OpenedCase | None = None
     is_traced: bool = False
     stays_open: bool = True  # whether the case may remain open between passes; set by `open`

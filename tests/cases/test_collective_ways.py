@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import DATA
-from processes import Ranks
+from processes import Children, Ranks
 
 from distbench.cases.collective import WAYS
 from distbench.launch import Request, jobs_of
@@ -66,3 +66,15 @@ def test_a_recording_has_an_exchange_per_module(rows: dict[str, dict[str, Any]])
     assert row["num_exchanges"] == 2
     assert sum(map(int, row["rows_received"].split("x"))) == 240
     assert row["max_over_mean"] == pytest.approx((6 / 12 + 8 / 12) * 3 / 2, rel=0.05)
+
+
+@pytest.mark.long
+def test_ranks_with_loads_of_other_sizes_agree_on_what_stays_open(children: Children, tmp_path: Path) -> None:
+    """At this size all cases are small on three of four ranks only."""
+    loads = ("--set", "load=uniform,W1", "--set", "size=33554432")
+    done = children.cli(
+        "run", "expert_exchange", "--quick", *loads, "--timeout", "60s", "--results", tmp_path, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.rglob("*-expert_exchange-*.jsonl")
+    assert read_run(file).footer["num_relaunches"] == 0
