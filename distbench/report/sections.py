@@ -266,6 +266,9 @@ def _warnings_of(run: Run) -> Iterator[str]:
             shared = f"{on_each:g} ranks on {count_text(facts.num_cpus, 'CPU')}"
             yield f"warning: {shared} wait for a CPU{less}. Compare variants; do not quote times"
     yield from (f"warning: {sentence}" for sentence in facts.cautions or ())
+    if run.footer and (count := run.footer.get("num_relaunches")):
+        times = count_text(count, "time")
+        yield f"warning: the ranks of {run.scenario} were started again {times}, because a rank hung or ended in a case"
     if known(repeats) and repeats > 1:
         yield f"note: {run.scenario} is pipelined, so a sample is the mean of {repeats} iterations back to back"
 

@@ -55,8 +55,9 @@ def test_warnings_are_one_line_unless_they_are_asked_for(tmp_path: Path) -> None
     lines = path.read_text().splitlines()
     header = json.loads(lines[0])
     header["environment"] |= {"num_cpus": 2, "load_at_start": [5.2, 0.1, 0.1]}
-    path.write_text("\n".join([json.dumps(header), *lines[1:], ""]))
-    assert "\n\n2 warnings: -v shows them\n\n" in summary_of([path], "distbench report")
+    footer = json.loads(lines[-1]) | {"num_relaunches": 1}
+    path.write_text("\n".join([json.dumps(header), *lines[1:-1], json.dumps(footer), ""]))
+    assert "\n\n3 warnings: -v shows them\n\n" in summary_of([path], "distbench report")
     try:
         show_notes(True)
         text = " ".join(summary_of([path], "distbench report").split())
@@ -64,6 +65,7 @@ def test_warnings_are_one_line_unless_they_are_asked_for(tmp_path: Path) -> None
         show_notes(False)
     assert "warning: 4 ranks on 2 CPUs wait for a CPU. Compare variants; do not quote times" in text
     assert "warning: the machine was busy when toy started (load 2.6 per CPU)" in text
+    assert "warning: the ranks of toy were started again 1 time, because a rank hung or ended in a case" in text
     full = " ".join(render((path,), tmp_path, "table", None, (), full=True).text.split())
     assert "warning: the machine was busy" in full
 
