@@ -1,5 +1,6 @@
 """Plans on real gloo ranks: every knob's loss and gradients against one device, through the shipped scenarios."""
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import DATA, ROOT
-from processes import Ranks
+from processes import Children, Ranks
 
 from distbench.launch import JobOutcome, Request, jobs_of
 from distbench.records.run_file import read_run
@@ -117,6 +118,22 @@ def test_a_tolerance_that_the_scenario_names_holds(rows: Rows, knob: str, bound:
 def test_int8_travels_less_precisely_than_bf16(rows: Rows) -> None:
     knobs = rows["fsdp_knobs"]
     assert errors(knobs["knob=gather_int8"])[1] > errors(knobs["knob=gather_bf16"])[1]
+
+
+@pytest.mark.long
+def test_a_second_reduce_scatter_buffer_takes_the_memory_that_is_simulated(children: Children, tmp_path: Path) -> None:
+    """On a CPU the option has no effect on time, because gloo's collectives and FSDP2's streams do not overlap."""
+    if needs_newer("set_separate_reduce_scatter_group"):
+        pytest.skip("needs torch 2.13")
+    sizes = ("--set", "dim=256", "--set", "hidden=1024", "--set", "num_layers=6", "--set", "knob=plain,two_buffers")
+    common = ("fsdp_knobs", "--quick", *sizes, "--results", tmp_path)
+    assert children.cli("run", *common, "--passes", "1", timeout=120).returncode == 0
+    (file,) = tmp_path.rglob("*-fsdp_knobs-*.jsonl")
+    measured = {row["case"]["params"]["variant"]: row["counters"]["peak_bytes"] for row in read_run(file).cases}
+    done = children.cli("simulate", *common, "--hardware", "h100", "--format", "json", timeout=120)
+    simulated = {row["variant"]: row["memory"]["peak_live_bytes"] for row in json.loads(done.stdout)}
+    added, predicted = (peaks["knob=two_buffers"] - peaks["knob=plain"] for peaks in (measured, simulated))
+    assert added > 3e6 and predicted == pytest.approx(added, rel=0.15)
 
 
 @pytest.mark.long
