@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from distbench.spec.errors import UserError
-from distbench.spec.expert_loads import ADVICE, LOADS, UNIFORM, VARYING, recorded_loads
+from distbench.spec.expert_loads import STEADY, UNIFORM, VARYING, advice_of, recorded_loads
 
 # A list contains how often each choice is made; a text is a name of LOADS. A number is the value that code reads, or
 # the share that a mask keeps.
@@ -24,20 +24,21 @@ def assumptions_of(texts: Sequence[str]) -> dict[str, Assumption]:
         UserError: a text is not valid, or a file cannot be read.
     """
     assumed: dict[str, Assumption] = {}
+    advice = advice_of(STEADY)
     for text in texts:
         pattern, equals, value = text.rpartition("=")
         if not equals or not pattern or not value:
             raise UserError(f"--assume {text!r} is not PATTERN=VALUE; give for example 'layers.*=uniform'")
         if value in VARYING:
-            raise UserError(f"--assume {text!r}: steps or ranks of {value} differ, but one step is simulated; {ADVICE}")
-        if value in LOADS:
+            raise UserError(f"--assume {text!r}: steps or ranks of {value} differ, but one step is simulated; {advice}")
+        if value in STEADY:
             assumed[pattern] = value
             continue
         try:
             number = float(value)
         except ValueError:
             if not Path(value).suffix and not Path(value).exists():
-                raise UserError(f"--assume {text!r}: {value!r} is neither a load nor a number; {ADVICE}") from None
+                raise UserError(f"--assume {text!r}: {value!r} is neither a load nor a number; {advice}") from None
             assumed |= _recorded(pattern, Path(value))
             continue
         if not math.isfinite(number):

@@ -31,7 +31,13 @@ RAGGED, ROTATING, BURST = "W4", "W6", "W7"
 VARYING = (RAGGED, ROTATING, BURST)
 HOT_SHARE, BURST_SHARE = 0.75, 0.5  # shares of the tokens that choose hot experts only
 MOVES_AFTER, BURST_STEPS = 3, 4
-ADVICE = f"use {', '.join(LOADS[:2])}, W0 to W7, or a JSON file with one count per expert"
+# Loads of one step with equal batches per rank.
+STEADY = tuple(load for load in LOADS if load not in VARYING)
+
+
+def advice_of(loads: Sequence[str]) -> str:
+    """Return the advice for a load that is not valid, in a clause."""
+    return f"use {', '.join(loads)}, or a JSON file with one count per expert"
 
 
 class Load(NamedTuple):
@@ -90,28 +96,39 @@ def num_steps(load: str, num_experts: int, top_k: int) -> int:
     return BURST_STEPS if load == BURST else 1
 
 
-def load_of(load: str, num_experts: int, top_k: int) -> Load:
+def load_of(load: str, num_experts: int, top_k: int, names: Sequence[str] = LOADS) -> Load:
     """Return the load with a name of LOADS, or of a recorded routing file (see `recorded_loads`).
 
+    Args:
+        names: the names of loads that the caller accepts.
+
     Raises:
-        UserError: the name is unknown, or the file is not valid, or of a model with another number of experts.
+        UserError: the name is unknown; the file is not valid, or of a model with another number of experts or a smaller
+            top_k.
     """
     if not 1 <= top_k <= num_experts:
         raise UserError(f"top_k={top_k} of {num_experts} experts is not valid; give a number from 1 to {num_experts}")
-    if load in LOADS:
+    if load in names:
         steps = range(num_steps(load, num_experts, top_k))
         return Load([weights_of(load, num_experts, top_k, step) for step in steps])
     path = Path(load)
     if not path.suffix and not path.exists():
-        raise UserError(f"load {load!r} is unknown; {ADVICE}")
+        raise UserError(f"load {load!r} is unknown; {advice_of(names)}")
     content = recorded_loads(path, "load")
     by_module = content if isinstance(content, dict) else {"": content}
     for module, counts in by_module.items():
+        of = f", {module}" if module else ""
         if len(counts) != num_experts:
-            of = f", {module}" if module else ""
             raise UserError(
                 f"load file {load}{of}: it has counts of {len(counts)} experts, but the model has {num_experts}; "
                 "record this model, or set num_experts"
+            )
+        # A float of a measured share is not exact.
+        if max(counts) * top_k > sum(counts) * (1 + 1e-9):
+            raise UserError(
+                f"load file {load}{of}: expert {counts.index(max(counts))} has {max(counts) / sum(counts):.1%} of the "
+                f"choices, but at most {1 / top_k:.1%} are possible, because the {top_k} choices of a token differ; "
+                "record this model, or set top_k"
             )
     return Load([*by_module.values()], tuple(filter(None, by_module)))
 
@@ -125,7 +142,7 @@ def load_of_module(load: str, num_experts: int, top_k: int, module: str) -> list
     if load in VARYING:
         cause = "ranks have different numbers of tokens" if load == RAGGED else "the load differs between steps"
         raise UserError(f"load {load} is for exchanges only, because {cause}; use scenario expert_exchange")
-    steps, modules = load_of(load, num_experts, top_k)
+    steps, modules = load_of(load, num_experts, top_k, STEADY)
     if modules and module not in modules:
         raise UserError(f"load file {load} has no module {module!r}, only {', '.join(modules)}")
     return steps[modules.index(module) if modules else 0]
@@ -146,6 +163,8 @@ def recorded_loads(path: Path, what: str) -> Any:
         except ValueError as error:
             raise UserError(f"{what} file {path}: {error}; give a JSON list of counts, one per choice") from error
     is_by_name = isinstance(content, dict)
+    if is_by_name and not content:
+        raise UserError(f"{what} file {path}: this object has no module; give a list of counts per module name")
     for name, counts in content.items() if is_by_name else [("", content)]:
         is_list = isinstance(counts, list) and bool(counts)
         if not is_list or any(type(count) not in (int, float) or count < 0 for count in counts) or not sum(counts):
@@ -172,6 +191,7 @@ def _parts(weights: Sequence[float], num_choices: int) -> list[int]:
     return [end - start for start, end in pairwise([0, *choice_ends(weights, num_choices)])]
 
 
+MATRIX_FIELDS = ("matrix", "sent", "received")
 Matrix = tuple[tuple[int, ...], ...]  # rows that each rank sends to each rank: [sender][receiver]
 
 
@@ -201,18 +221,14 @@ def traffic_of(load: str, num_ranks: int, num_experts: int, top_k: int, num_toke
     return matrices
 
 
-def matrix_of(given: Any, num_ranks: int) -> Matrix:
-    """Return a traffic matrix: rows that each rank sends to each rank.
+def _as_list(values: Any) -> Any:
+    """Return an array or a tensor as nested lists, and other values unchanged."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
-    Args:
-        given: nested sequences, or the path of a JSON file with such a list, or with an object: "matrix", and optional
-            "sent" and "received", the total rows of each rank.
 
-    Raises:
-        UserError: the matrix is not square, is of another number of ranks, has an entry that is not a whole number of 0
-            or more, moves no row, or has other totals than stated.
-    """
-    name, totals = "matrix", {}
+def _named_fields(given: Any) -> tuple[str, dict[str, Any]]:
+    """Return a matrix's name in messages, and its fields of MATRIX_FIELDS. Raise UserError for other fields."""
+    name = "matrix"
     if isinstance(given, str):
         name = f"matrix file {given}"
         with opened(Path(given), "matrix file") as file:
@@ -220,9 +236,28 @@ def matrix_of(given: Any, num_ranks: int) -> Matrix:
                 given = parse_json(file.read())
             except ValueError as error:
                 raise UserError(f"{name}: {error}; give a JSON list of rows, such as [[0, 3], [3, 0]]") from error
-    if isinstance(given, Mapping):
-        totals = {total: given[total] for total in ("sent", "received") if total in given}
-        given = given.get("matrix")
+    if not isinstance(given, Mapping):
+        return name, {"matrix": _as_list(given)}
+    if unknown := given.keys() - set(MATRIX_FIELDS):
+        raise UserError(f"{name} has an unknown field {min(map(repr, unknown))}; use {', '.join(MATRIX_FIELDS)}")
+    if "matrix" not in given:
+        raise UserError(f"{name} has no field 'matrix'; add it with a list of rows, such as [[0, 3], [3, 0]]")
+    return name, {field: _as_list(given[field]) for field in MATRIX_FIELDS if field in given}
+
+
+def matrix_of(given: Any, num_ranks: int) -> Matrix:
+    """Return a traffic matrix: rows that each rank sends to each rank.
+
+    Args:
+        given: nested sequences, an array or a tensor, or the path of a JSON file with a list of rows, or with an
+            object: "matrix", and optional "sent" and "received", the total rows of each rank.
+
+    Raises:
+        UserError: the file has no matrix or an unknown field; the matrix is not square, is of another number of ranks,
+            has an entry that is not a whole number of 0 or more, moves no row, or has other totals than stated.
+    """
+    name, totals = _named_fields(given)
+    given = totals.pop("matrix")
     size = f"{num_ranks} rows of {num_ranks} numbers, one per rank of the group"
     if not isinstance(given, list | tuple) or not all(isinstance(row, list | tuple) for row in given):
         raise UserError(f"{name} is not a list of rows; give {size}")

@@ -127,8 +127,9 @@ def test_assumptions_are_read(tmp_path: Path) -> None:
         ("uniform", "is not PATTERN=VALUE"),
         ("a=", "is not PATTERN=VALUE"),
         ("a=nan", "is not a finite number"),
-        ("a=zip", "'zip' is neither a load nor a number; use uniform, zipf, W0 to W7"),
-        ("a=W6", "one step is simulated"),
+        ("a=zip", "'zip' is neither a load nor a number; use uniform, zipf, W0, W1, W2, W3, W5, or a"),
+        ("a=W6", "one step is simulated; use uniform, zipf, W0, W1, W2, W3, W5, or a JSON file with one count"),
+        ("a=empty.json", "empty.json: this object has no module; give a list of counts per module name"),
         ("a=missing.json", "missing.json cannot be read"),
         ("a=negative.json", "is not a list of counts; give one number >= 0 per choice"),
         ("a=text.json", "give a JSON list"),
@@ -139,7 +140,7 @@ def test_unusable_assumptions_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, content in {"negative": "[1, -1]", "text": "uniform", "names": '{"b": [1]}'}.items():
+    for name, content in {"negative": "[1, -1]", "text": "uniform", "empty": "{}", "names": '{"b": [1]}'}.items():
         (tmp_path / f"{name}.json").write_text(content)
     with pytest.raises(UserError) as refused:
         assumptions_of([text])

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from distbench.spec import UserError
 from distbench.spec.expert_loads import LOADS, load_of, load_of_module, matrix_of, traffic_of
@@ -64,7 +66,7 @@ def test_a_recorded_routing_of_modules_is_one_exchange_each(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("load", "says"),
     [
-        ("zipff", "load 'zipff' is unknown; use uniform, zipf, W0 to W7, or a JSON file"),
+        ("zipff", "load 'zipff' is unknown; use uniform, zipf, W0, W1, W2, W3, W5, or a JSON file"),
         ("other.json", "other.json: it has counts of 3 experts, but the model has 4; record this model"),
         ("modules.json", "modules.json, b: it has counts of 2 experts, but the model has 4"),
         ("broken.json", "give a JSON list of counts"),
@@ -72,11 +74,14 @@ def test_a_recorded_routing_of_modules_is_one_exchange_each(tmp_path: Path) -> N
         ("W4", "load W4 is for exchanges only, because ranks have different numbers of tokens; use scenario"),
         ("W7", "load W7 is for exchanges only, because the load differs between steps; use scenario"),
         ("named.json", "has no module 'layers.0', only a"),
+        ("empty.json", "empty.json: this object has no module; give a list of counts per module name"),
+        ("one.json", "one.json, a: expert 2 has 60.0% of the choices, but at most 50.0% are possible, because the 2"),
     ],
 )
 def test_unusable_loads_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: str, says: str) -> None:
     monkeypatch.chdir(tmp_path)
     contents = {"other": "[1, 2, 3]", "modules": '{"a": [1, 1, 1, 1], "b": [1, 1]}', "broken": "[1,"}
+    contents |= {"empty": "{}", "one": '{"a": [1, 1, 6, 2]}'}
     for name, content in {**contents, "named": '{"a": [1, 1, 1, 1]}'}.items():
         Path(f"{name}.json").write_text(content)
     with pytest.raises(UserError) as refused:
@@ -104,6 +109,11 @@ def test_unusable_loads_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
             {"matrix": [[1, 2], [3, 4]], "received": [4]},
             "does not add up: 'received' is [4], but the entries give [4, 6]",
         ),
+        (
+            {"matrix": [[1, 2], [3, 4]], "recieved": [1]},
+            "has an unknown field 'recieved'; use matrix, sent, received",
+        ),
+        ({"sent": [3, 7]}, "has no field 'matrix'; add it with a list of rows"),
     ],
 )
 def test_unusable_matrices_are_one_sentence(tmp_path: Path, matrix: Any, says: str) -> None:
@@ -120,3 +130,10 @@ def test_a_matrix_with_its_totals_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "matrix.json"
     file.write_text(json.dumps({"matrix": [[1, 2], [3, 4]], "sent": [3, 7], "received": [4, 6]}))
     assert matrix_of(str(file), 2) == matrix_of([[1, 2], [3, 4]], 2) == ((1, 2), (3, 4))
+
+
+def test_an_array_and_a_tensor_are_matrices() -> None:
+    for given in (np.array([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 4]])):
+        assert matrix_of(given, 2) == matrix_of({"matrix": given, "sent": given.sum(1)}, 2) == ((1, 2), (3, 4))
+    with pytest.raises(UserError, match="matrix is not a list of rows"):
+        matrix_of(np.array(3), 2)
