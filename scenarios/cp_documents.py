@@ -20,7 +20,8 @@ def lengths_of(documents: str, multiple: int) -> list[int]:
     parts = documents.split("+")
     lengths = [int(part) if part.isdigit() else 0 for part in parts]
     if wrong := [part for part, length in zip(parts, lengths, strict=True) if not length or length % multiple]:
-        raise UserError(f"--set documents={documents}: {wrong[0]!r} is not a multiple of {multiple}; write 512+256+256")
+        allowed = f"use multiples of {multiple} that are above 0, such as 512+256+256"
+        raise UserError(f"--set documents={documents}: {wrong[0]!r} is not a valid length; {allowed}")
     return lengths
 
 

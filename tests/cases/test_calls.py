@@ -201,3 +201,10 @@ def test_a_file_in_a_package_may_import_its_neighbours_either_way(
     )
     function: Any = load_scenario(inner / "test_it.py", "bench")
     assert function(None) == (64, 64)
+
+
+@pytest.mark.parametrize("part", ["0", "12", "x", "-8"])
+def test_a_document_length_that_cannot_be_split_is_one_sentence(part: str) -> None:
+    lengths_of: Any = load_scenario(ROOT / "scenarios" / "cp_documents.py", "lengths_of")
+    with pytest.raises(UserError, match=f"'{part}' is not a valid length; use multiples of 8 that are above 0"):
+        lengths_of(f"{part}+2048", 8)
