@@ -105,7 +105,7 @@ def expert_exchange(
         sizes_bytes=(size,),
         dtypes=(dtype,),
         load=load,
-        matrix=matrix,
+        matrix=matrix or None,
         num_experts=num_experts,
         top_k=top_k,
         num_tokens=num_tokens,

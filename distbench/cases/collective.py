@@ -267,8 +267,14 @@ def _even_cases(
 
 
 def _ways_of(sweep: Collectives, op: str) -> dict[str, Operation]:
-    """Return the sweep's ways of an op by name. Raise UserError for an unknown way."""
-    known = {PLAIN: OPERATIONS[op], **WAYS.get(op, {}), **dict.fromkeys(WAY_BACKENDS, OPERATIONS[op]), **sweep.own_ways}
+    """Return the sweep's ways of an op by name. Raise UserError for an unknown way, and an own way without effect."""
+    built_in = {PLAIN: OPERATIONS[op], **WAYS.get(op, {}), **dict.fromkeys(WAY_BACKENDS, OPERATIONS[op])}
+    for name in sweep.own_ways:
+        if name in built_in:
+            raise UserError(f"own_ways has {name!r}, which is a built-in way of {op}; use another name")
+        if name not in sweep.ways:
+            raise UserError(f"own_ways has {name!r}, but ways does not; add {name!r} to ways")
+    known = {**built_in, **sweep.own_ways}
     if unknown := [name for name in sweep.ways if name not in known]:
         raise UserError(f"way {unknown[0]!r} of {op} is unknown; use {', '.join(known)}")
     return {name: known[name] for name in sweep.ways}
@@ -329,12 +335,17 @@ def _group_of_backend(name: str, group: dist.ProcessGroup, context: RankContext)
 
 def _uneven_case(sweep: Collectives, dtype: str, mesh_dim: str, size_bytes: int, context: RankContext) -> CaseSpec:
     num_ranks = context.size(mesh_dim)
-    if sweep.matrix:
+    if unknown := [name for name in (*sweep.ways, *sweep.own_ways) if name != PLAIN]:
+        raise UserError(f"way {unknown[0]!r} of {UNEVEN} is unknown; use {PLAIN}")
+    if sweep.matrix is not None:
         label = Path(sweep.matrix).name if isinstance(sweep.matrix, str) else "matrix"
         exchanges = [matrix_of(sweep.matrix, num_ranks)]
     else:
         label = sweep.load if not Path(sweep.load).suffix else Path(sweep.load).name
-        exchanges = traffic_of(sweep.load, num_ranks, sweep.num_experts, sweep.top_k, sweep.num_tokens)
+        # A row has at least one element, so a small size has fewer rows.
+        most_tokens = max(1, size_bytes // DTYPE_BYTES[dtype] // max(1, sweep.top_k))
+        num_tokens = min(sweep.num_tokens, most_tokens)
+        exchanges = traffic_of(sweep.load, num_ranks, sweep.num_experts, sweep.top_k, num_tokens)
     # Loads are compared per exchange, so all of them need about equally many exchanges without a barrier.
     exchanges *= -(-sweep.num_exchanges // len(exchanges))
     params = {"op": UNEVEN, "dtype": dtype, "mesh_dim": mesh_dim, "size_bytes": size_bytes, "variant": label}

@@ -38,13 +38,14 @@ class Collectives(Declared):
         dtypes: names from DTYPES.
         ways: other ways of the collectives, which are compared with the first way (see `cases.collective.WAYS`).
         own_ways: further names of `ways` to `(output, input, group) -> None or the result`. If a way returns None,
-            `output` has its result. `output` of all_reduce and broadcast begins as a copy of `input`.
+            `output` has its result. `output` of all_reduce and broadcast begins as a copy of `input`. Names differ from
+            those of built-in ways.
         load: of all_to_all_v: a name of `spec.expert_loads.LOADS`, or the path of a recorded routing.
-        matrix: of all_to_all_v, instead of `load`: the rows that each rank sends to each rank, as nested lists or the
-            path of a JSON file.
+        matrix: of all_to_all_v, instead of `load`: the rows that each rank sends to each rank, as nested lists, an
+            array or the path of a JSON file.
         num_experts: of a load: number of experts, in equal parts over the ranks of a group.
         top_k: of a load: number of experts per token.
-        num_tokens: of a load: tokens per rank.
+        num_tokens: of a load: tokens per rank; fewer for a size with fewer elements than choices.
         num_exchanges: of all_to_all_v: smallest number of exchanges per iteration; whole periods of a load are run.
     """
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from distbench.cases.collective import collective_cases
 from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
 from distbench.cases.step_correctness import caller_of, of_forward
@@ -347,7 +348,13 @@ def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[i
 
 
 def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
-    """Return rank 0's entry of a variant, without `works`; `step_fails` if a step did not run."""
+    """Return rank 0's entry of a variant, without `works`; `step_fails` if a step did not run.
+
+    Raises:
+        UserError: a collective of the scenario is not valid.
+    """
+    for _ in collective_cases(scenario, context):
+        pass  # checks ops, ways, loads and matrices
     if scenario.build_model is None:
         return {"problems": [], "skipped": "the scenario declares no model, so no plan is checked"}
     if scenario.make_batch is None:

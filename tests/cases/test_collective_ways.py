@@ -60,6 +60,11 @@ def test_bandwidths_follow_nccl_tests(rows: dict[str, dict[str, Any]]) -> None:
     assert 0 <= row["straggler_share"] < 1
 
 
+def test_a_small_size_has_fewer_rows_than_choices(rows: dict[str, dict[str, Any]]) -> None:
+    row = rows["f32[300]/all_to_all_v/tp/uniform"]
+    assert (row["payload_bytes"], row["rows_sent"]) == (1200, "300x300x300")
+
+
 def test_a_recording_has_an_exchange_per_module(rows: dict[str, dict[str, Any]]) -> None:
     row = rows["f32[1500]/all_to_all_v/tp/routing.json"]
     # 40 choices per rank and layer: 6, 2 and 4 of 12, then 2, 2 and 8 of 12; both times 3 ranks.

@@ -131,6 +131,15 @@ def test_what_torch_refuses_is_told_for_the_variant_it_concerns(here: None, tmp_
     ]
 
 
+def test_a_load_of_another_model_is_a_problem(here: None, tmp_path: Path) -> None:
+    load = tmp_path / "load.json"
+    load.write_text("[1, 2, 3]")
+    result = check("expert_exchange", "--set", f"load={load}")
+    assert result.exit_code == 2 and "it has counts of 3 experts, but the model has 16" in " ".join(
+        result.stdout.split()
+    )
+
+
 def test_bad_input_is_one_sentence(cli: Cli) -> None:
     for arguments in (("nosuch",), ("llama_2d", "--mesh", "tp=x"), ("llama_2d", "--set", "nosuch=1")):
         done = cli("check", *arguments)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -52,5 +53,6 @@ def ways() -> Scenario:
     recorded = str(Path(__file__).with_name("routing.json"))
     for load in ("uniform", "zipf", *(f"W{number}" for number in range(8)), recorded):
         sweeps.append(Collectives(("all_to_all_v",), load=load, num_experts=6, num_tokens=20, **sizes))
-    sweeps.append(Collectives(("all_to_all_v",), matrix=MATRIX, **sizes))
+    sweeps.append(Collectives(("all_to_all_v",), matrix=np.array(MATRIX), **sizes))
+    sweeps.append(Collectives(("all_to_all_v",), sizes_bytes=(1200,), num_experts=6))
     return Scenario(collectives=tuple(sweeps))

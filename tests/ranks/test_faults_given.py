@@ -130,6 +130,32 @@ def test_a_size_that_no_buffer_has_is_refused(size: Any) -> None:
         next(collective_cases(scenario, context))
 
 
+@pytest.mark.parametrize(
+    ("op", "ways", "own", "says"),
+    [
+        ("all_reduce", ("plain",), "plain", "own_ways has 'plain', which is a built-in way of all_reduce; use another"),
+        ("all_reduce", ("plain", "rs_ag"), "rs_ag", "own_ways has 'rs_ag', which is a built-in way of all_reduce"),
+        ("all_reduce", ("plain",), "halves", "own_ways has 'halves', but ways does not; add 'halves' to ways"),
+        ("all_reduce", (), "halves", "own_ways has 'halves', but ways does not"),
+        ("all_to_all_v", ("plain", "nonsense"), None, "way 'nonsense' of all_to_all_v is unknown; use plain"),
+        ("all_to_all_v", (), "halves", "way 'halves' of all_to_all_v is unknown; use plain"),
+    ],
+)
+def test_a_way_without_effect_is_refused(op: str, ways: tuple[str, ...], own: str | None, says: str) -> None:
+    own_ways = {own: lambda output, input, group: None} if own else {}
+    scenario = Scenario(collectives=(Collectives(ops=(op,), ways=ways, own_ways=own_ways),))
+    context: Any = SimpleNamespace(mesh_dims=("tp",), size={"tp": 2}.__getitem__)
+    with pytest.raises(UserError, match=says):
+        [*collective_cases(scenario, context)]
+
+
+def test_an_empty_matrix_is_refused() -> None:
+    scenario = Scenario(collectives=(Collectives(ops=("all_to_all_v",), matrix=[]),))
+    context: Any = SimpleNamespace(mesh_dims=("tp",), size={"tp": 2}.__getitem__)
+    with pytest.raises(UserError, match="matrix is not square: it has 0 rows"):
+        next(collective_cases(scenario, context))
+
+
 @pytest.mark.parametrize(("sizes", "measured"), [((2, 1, 2), {"a", "c"}), ((1, 1, 1), {"a", "b", "c"})])
 def test_a_mesh_dim_of_one_rank_is_measured_only_if_no_other_has_more(
     sizes: tuple[int, ...], measured: set[str]
