@@ -163,7 +163,7 @@ def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
 
 
 def _straggler_share(record: dict[str, Any]) -> float:
-    """Return the share of an uneven all-to-all during which a rank has ended and others have not, mean over ranks."""
+    """Return the share of an iteration in which a rank has ended and the slowest has not, of uneven all-to-alls."""
     by_pass = record.get("ranks_by_pass") or [record.get("rank_median_s") or []]
     if "rows_sent" not in (record.get("counters") or {}) or not by_pass[0]:
         return math.nan

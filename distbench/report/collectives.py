@@ -255,7 +255,8 @@ def _sentences(ways: Ways) -> Iterator[str]:
             yield from _sentence_of_sizes(ways, name, first)
         elif not (crossings := ways.crossings(name)):
             number = f"{verdicts.count(sides[0])} of {count_text(len(verdicts), 'size')}"
-            yield f"{name}: {sides[0]} than {first} at {number}, other sizes have no verdict; no crossing"
+            others_text = "" if set(verdicts) == {sides[0]} else ", other sizes have no verdict"
+            yield f"{name}: {sides[0]} than {first} at {number}{others_text}; no crossing"
         else:
             yield f"{name}: {'; '.join(_crossing_text(crossing, first) for crossing in crossings)}"
 
@@ -318,36 +319,44 @@ WAY_COLUMNS: TableColumns = (
 
 def _way_tables(reported: ReportedRun, full: bool = True) -> list[Block]:
     blocks: list[Block] = []
-    for ways in ways_of(reported.frame):
+    all_ways = ways_of(reported.frame)
+    for ways in all_ways:
         notes = ways.comparison.sentences("a variant", ways.names[0])
         if ways.op == UNEVEN:
             notes += [
                 "per exchange; sent, received: rows of each rank, also to itself; max/mean: of the busiest rank's rows",
-                "straggler: share of the exchange in which a rank has ended and the slowest has not, mean over ranks",
+                "straggler: share of the iteration in which a rank has ended and the slowest has not, mean over ranks",
             ]
         breaks = changes_in([row["size_bytes"] for row in ways.rows])
         optional = ("busbw GB/s", "algbw GB/s", "sent", "received")
         blocks.append(capped(table_of(ways.title, WAY_COLUMNS, ways.rows, notes, breaks, optional, OF_LOADS), MAX_ROWS))
         if full and ways.op != UNEVEN:
-            blocks += [Lines((f"the way to use by size, in bytes, for {ways.title}:",)), Code(code_of(ways))]
+            blocks += [Lines((f"the way to use by size, in bytes, for {ways.title}:",)), Code(code_of(ways, all_ways))]
     return blocks
 
 
-def code_of(ways: Ways) -> tuple[str, ...]:
-    """Lines of Python: a dict of the way to use by size, and the function that reads it."""
+def code_of(ways: Ways, all_ways: Sequence[Ways]) -> tuple[str, ...]:
+    """Lines of Python: a dict of the way to use by size, and the function that reads it.
+
+    Their names contain the dtype and the mesh dim if the report has several of the collective.
+    """
     names = [name for name in ways.names if not name.endswith(AGAIN)]
     sizes = [row["payload_bytes"] for row in ways.of_way(names[0])]
     complete = [name for name in names if [row["payload_bytes"] for row in ways.of_way(name)] == sizes]
     rows = [ways.of_way(name) for name in complete]
     seconds, verdicts = ([[row[column] for row in of_way] for of_way in rows] for column in ("median_s", "verdict"))
     table = {round(size): complete[way] for size, way in fastest_by_size(sizes, seconds, verdicts)}
-    name = f"{ways.op}_WAYS".upper()
+    same_op = [other for other in all_ways if other.op == ways.op]
+    dtype = f"_{ways.dtype}" if len({other.dtype for other in same_op}) > 1 else ""
+    mesh_dim = f"_{ways.mesh_dim}" if len({other.mesh_dim for other in same_op}) > 1 else ""
+    prefix = f"{ways.op}{dtype}{mesh_dim}"
+    name = f"{prefix}_WAYS".upper()
     return (
         f"# {ways.title}; measured up to {units.size_text(sizes[-1])}",
         f"{name} = {table!r}  # from this size in bytes on",
         "",
         "",
-        f"def {ways.op}_way(num_bytes):",
+        f"def {prefix}_way(num_bytes):",
         f"    return {name}[max(size for size in {name} if size <= num_bytes)]",
     )
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,44 @@ def test_the_crossing_is_between_the_sizes_with_verdicts(tmp_path: Path) -> None
 def test_the_table_as_code_runs(tmp_path: Path) -> None:
     (ways,) = ways_of(ways_run(tmp_path).frame)
     names: dict[str, Any] = {}
-    exec("\n".join(code_of(ways)), names)
+    exec("\n".join(code_of(ways, [ways])), names)
     assert names["ALL_REDUCE_WAYS"] == {0: "plain", 65536: "other"}
     assert [names["all_reduce_way"](size) for size in (0, 65535, 65536, 10**9)] == ["plain", "plain", "other", "other"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"op": "broadcast"}, ("all_reduce", "broadcast")),
+        ({"dtype": "bf16"}, ("all_reduce_f32", "all_reduce_bf16")),
+        ({"mesh_dim": "ep"}, ("all_reduce_tp", "all_reduce_ep")),
+        ({"dtype": "bf16", "mesh_dim": "ep"}, ("all_reduce_f32_tp", "all_reduce_bf16_ep")),
+    ],
+)
+def test_tables_as_code_have_different_names(tmp_path: Path, changes: dict[str, Any], names: tuple[str, str]) -> None:
+    (ways,) = ways_of(ways_run(tmp_path).frame)
+    both = [ways, replace(ways, **changes)]
+    defined: dict[str, Any] = {}
+    for one in both:
+        exec("\n".join(code_of(one, both)), defined)
+    assert {f"{name}_way" for name in names} < {*defined} and {f"{name}_WAYS".upper() for name in names} < {*defined}
+
+
+@pytest.mark.parametrize(
+    ("time_of", "ending"),
+    [
+        (lambda size: 0.5e-6 + size * 0.5e-9, "at 4 of 4 sizes; no crossing"),
+        (
+            lambda size: TIMES["plain"](size) / (2 if size < 20000 else 1),
+            "at 3 of 4 sizes, other sizes have no verdict; no crossing",
+        ),
+    ],
+)
+def test_only_sizes_without_a_verdict_are_mentioned(
+    tmp_path: Path, time_of: Callable[[int], float], ending: str
+) -> None:
+    (sentence,) = WAYS.headline(ways_run(tmp_path, {**TIMES, "other": time_of}))
+    assert sentence.endswith(f"other: faster than plain {ending}")
 
 
 def test_equal_ways_have_no_crossing_and_one_entry(tmp_path: Path) -> None:
@@ -83,7 +119,7 @@ def test_equal_ways_have_no_crossing_and_one_entry(tmp_path: Path) -> None:
         "all_reduce, f32, over tp (4 ranks): other: no difference from plain found at 4 sizes; no crossing"
     ]
     (ways,) = ways_of(run.frame)
-    assert code_of(ways)[1].startswith("ALL_REDUCE_WAYS = {0: 'plain'}")
+    assert code_of(ways, [ways])[1].startswith("ALL_REDUCE_WAYS = {0: 'plain'}")
     assert {one.verdict for one in WAYS.compared(run)} == {"within noise"}
 
 
