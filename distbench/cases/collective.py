@@ -335,8 +335,8 @@ def _group_of_backend(name: str, group: dist.ProcessGroup, context: RankContext)
 
 def _uneven_case(sweep: Collectives, dtype: str, mesh_dim: str, size_bytes: int, context: RankContext) -> CaseSpec:
     num_ranks = context.size(mesh_dim)
-    if unknown := [name for name in (*sweep.ways, *sweep.own_ways) if name != PLAIN]:
-        raise UserError(f"way {unknown[0]!r} of {UNEVEN} is unknown; use {PLAIN}")
+    if other_ways := [*sweep.own_ways, *(name for name in sweep.ways if name != PLAIN)]:
+        raise UserError(f"way {other_ways[0]!r} of {UNEVEN} is not valid; use only {PLAIN!r}, without own_ways")
     if sweep.matrix is not None:
         label = Path(sweep.matrix).name if isinstance(sweep.matrix, str) else "matrix"
         exchanges = [matrix_of(sweep.matrix, num_ranks)]

@@ -137,8 +137,19 @@ def test_a_size_that_no_buffer_has_is_refused(size: Any) -> None:
         ("all_reduce", ("plain", "rs_ag"), "rs_ag", "own_ways has 'rs_ag', which is a built-in way of all_reduce"),
         ("all_reduce", ("plain",), "halves", "own_ways has 'halves', but ways does not; add 'halves' to ways"),
         ("all_reduce", (), "halves", "own_ways has 'halves', but ways does not"),
-        ("all_to_all_v", ("plain", "nonsense"), None, "way 'nonsense' of all_to_all_v is unknown; use plain"),
-        ("all_to_all_v", (), "halves", "way 'halves' of all_to_all_v is unknown; use plain"),
+        (
+            "all_to_all_v",
+            ("plain", "nonsense"),
+            None,
+            "way 'nonsense' of all_to_all_v is not valid; use only 'plain', without own_ways",
+        ),
+        ("all_to_all_v", (), "halves", "way 'halves' of all_to_all_v is not valid"),
+        (
+            "all_to_all_v",
+            ("plain",),
+            "plain",
+            "way 'plain' of all_to_all_v is not valid; use only 'plain', without own_ways",
+        ),
     ],
 )
 def test_a_way_without_effect_is_refused(op: str, ways: tuple[str, ...], own: str | None, says: str) -> None:
