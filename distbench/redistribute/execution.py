@@ -19,7 +19,6 @@ from distbench.planning.placement_states import Box, Move, State, box_of
 from distbench.planning.redistribution_plans import Plan
 from distbench.redistribute.direct import ExchangeOnRank, Transit, finished, shape_of
 from distbench.spec.errors import UserError
-from distbench.version import __version__
 
 # torch 2.13 renamed the single-tensor forms; 2.11 has only the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -360,7 +359,7 @@ def bound(
     if gradient_of:
         ready = replace(ready, key=gradient_of + GRADIENT)
     else:
-        does = ready.planner, ready.path, ready.problem, ready.ranks, coordinate, __version__
+        does = ready.planner, ready.path, ready.problem, ready.ranks, coordinate
         ready = replace(ready, key=hashlib.sha256(repr(does).encode()).hexdigest()[:20])
         _plans[ready.key] = ready
     if coordinate is not None:
