@@ -242,8 +242,8 @@ def _tokens(events: Sequence[Event], layers_of_blocks: Mapping[int, int], names:
         if isinstance(event, Operator):
             owner, layer = names.split(event.owner)
             # The numbers of tensors are not part of the label: an optimizer's operator has a tensor per layer.
-            brief = event._replace(owner=owner, reads=(), writes=(), attention=tuple(event.attention))
-            yield Token((Operator, *brief), layer)
+            label = (Operator, *event[:6], (), (), event.phase, owner, tuple(event.attention))
+            yield Token(label, layer)
             for kind, touched in ((READS, event.reads), (WRITES, event.writes)):
                 for block, num_bytes in touched:
                     yield of_block((kind, num_bytes), block)
@@ -312,6 +312,7 @@ class _Writer:
         self._tokens, self._runs, self._places, self._defined = tokens, runs, places, defined
         self._names, self._inserted = names, names.num_layers - names.few
         self._repeated_targets: dict[int, Place | None] = {}
+        self._links: dict[int, Place | None] = {}
         self._used_once: set[Place] = set()  # places in the two middle layers that are used outside of a repetition
         self._numbers: dict[tuple[str, Place], int] = {}
         self._counts = {BLOCK: 0, EVENT: 0}
@@ -362,12 +363,19 @@ class _Writer:
 
     def _target(self, index: int, layer: int, named: Number) -> Place:
         """Return the place in the whole model where the block or event of a token was defined."""
+        if index not in self._links:
+            self._links[index] = self._link(index, named)
+        if (link := self._links[index]) is None:
+            return self._moved(self._defined[named], index)
+        return Place(link.run, link.layer + layer - self._names.left, link.offset)
+
+    def _link(self, index: int, named: Number) -> Place | None:
+        """Return the target of a repeated token in the layer `left`, if its target is repeated with it."""
         place, target = self._places[index], self._places[self._defined[named]]
-        if place.run >= 0 and (repeated := self._repeated_target(place)) is not None:
-            away = place.layer - self._names.left
-            if target == repeated._replace(layer=repeated.layer + away):
-                return repeated._replace(layer=repeated.layer + layer - self._names.left)
-        return self._moved(self._defined[named], index)
+        if place.run < 0 or (repeated := self._repeated_target(place)) is None:
+            return None
+        away = place.layer - self._names.left
+        return repeated if target == repeated._replace(layer=repeated.layer + away) else None
 
     def _moved(self, definition: int, index: int) -> Place:
         """Return the place in the whole model of a definition that a token uses outside of the repetition: as far from
