@@ -282,21 +282,19 @@ def probe() -> list[Probe]:
 
 def require(feature: str) -> None:
     """Raise `Unsupported` if this version of torch is too old for a feature, or lacks one of its internals."""
-    if too_old := needs_newer(feature):
-        raise Unsupported(f"{feature}: {too_old}")
-    for internal in INTERNALS:
-        if internal.feature == feature and (missing := _missing(internal)):
-            advice = outside_of_support(torch.__version__) or f"distbench supports {SUPPORTED}"
-            raise Unsupported(f"{feature}: torch {torch.__version__} {missing}; {advice}")
+    if reason := lacks(feature):
+        raise Unsupported(reason)
 
 
 @functools.cache
 def lacks(feature: str) -> str | None:
     """Return the error of `require` for a feature with this version of torch, else None."""
-    try:
-        require(feature)
-    except Unsupported as reason:
-        return str(reason)
+    if too_old := needs_newer(feature):
+        return f"{feature}: {too_old}"
+    for internal in INTERNALS:
+        if internal.feature == feature and (missing := _missing(internal)):
+            advice = outside_of_support(torch.__version__) or f"distbench supports {SUPPORTED}"
+            return f"{feature}: torch {torch.__version__} {missing}; {advice}"
     return None
 
 
