@@ -36,7 +36,7 @@ from distbench.spec.printable_text import count_text
 
 SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # number of best plans whose changes are tried
-AT_ONCE = 16  # Between two groups, all but one process wait for the last recording.
+AT_ONCE = 64  # Between two groups, all but one process wait for the last recording.
 SECONDS_EACH = 4.0  # of the time left, per candidate of a group: twice what a candidate takes
 COMPILE = "plan.compile"
 MESH_SHARE = 0.5  # Share of candidates and budget; further meshes are tried after all changes of better meshes.
