@@ -123,6 +123,7 @@ def rows_of(name: str, pairs: list[dict[str, Any]], target: float) -> Iterator[R
         same = [pair for pair in pairs if pair["size_bytes"] == size_bytes]
         for planner in PLANNERS[1:]:
             yield f"{name}: {planner} / greedy, {size_bytes} bytes", against_greedy(same, planner), math.inf
+        yield f"{name}: chosen / greedy, {size_bytes} bytes", against_greedy(same, None), math.inf
     for planner in PLANNERS:
         planned = [pair["planners"][planner] for pair in headline if planner in pair["planners"]]
         for number, when in enumerate(("first", "again")):
