@@ -8,13 +8,15 @@ down, by the hardware file's `overlap_slowdown`. Collectives of several communic
 while two of them run, each has half of the bandwidth.
 
 The ranks of a pipeline are replayed together: a message starts when both ranks are ready. Each rank is a generator that
-pauses while the other rank's time is unknown, so ranks continue in the order of their messages.
+pauses when it needs the end of a message and the other rank's time is unknown. Later work on other streams is replayed
+before that, because the host does not wait for messages.
 """
 
 import itertools
-from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from distbench.simulate.compile_float8 import fused_bytes
@@ -45,24 +47,44 @@ class _Message:
 
 
 class _Exchanges:
-    """Sends and receives of all ranks, matched by order for each pair of ranks and direction."""
+    """Sends and receives of all ranks, matched by order of issue for each pair of ranks and direction.
 
-    def __init__(self) -> None:
-        self.posted: Counter[tuple[int, int, str]] = Counter()
+    `num_changes` counts batches that become ready or end, to detect a deadlock.
+
+    Args:
+        buffers_sends: sends do not wait for their receives.
+    """
+
+    def __init__(self, buffers_sends: bool = False) -> None:
+        self.num_changes = 0
+        self.buffers_sends = buffers_sends
+        self._issued: Counter[tuple[int, int, str]] = Counter()
         self._messages: dict[tuple[int, int, int], _Message] = {}
 
-    def post(self, rank: int, message: Collective, ready_s: float) -> _Message:
-        """Post one ready end of a message. Raise UserError if the other end has another size."""
+    def issue(self, rank: int, message: Collective) -> _Message:
+        """Return the message of one end. Raise UserError if the other end has another size."""
         assert message.peer is not None
         sender, receiver = (rank, message.peer) if message.kind == "send" else (message.peer, rank)
-        place = self.posted[sender, receiver, message.kind]
-        self.posted[sender, receiver, message.kind] += 1
+        place = self._issued[sender, receiver, message.kind]
+        self._issued[sender, receiver, message.kind] += 1
         exchange = self._messages.setdefault((sender, receiver, place), _Message(message.payload_bytes))
         if exchange.num_bytes != message.payload_bytes:
             sizes = f"{exchange.num_bytes:,} bytes on one end and {message.payload_bytes:,} on the other"
             raise UserError(f"message {place} from rank {sender} to {receiver} has {sizes}; record the step again")
-        exchange.ready_s[message.kind] = ready_s
         return exchange
+
+    @property
+    def one_ended(self) -> set[int]:
+        """Ranks whose ends of messages are ready while the other ends are not."""
+        return {
+            sender if "send" in exchange.ready_s else receiver
+            for (sender, receiver, _), exchange in self._messages.items()
+            if len(exchange.ready_s) == 1
+        }
+
+
+class _Deadlock(UserError):
+    """Messages that wait for each other, or for an end that is not recorded."""
 
 
 class TimedEvent(NamedTuple):
@@ -82,12 +104,14 @@ class TimedStep:
         host_s: seconds of the host's own work.
         spans: events in the order of issue; a message starts when both ranks are ready.
         awaited: (start, end) of each wait for another rank's end of a message or for the last rank, in any order.
+        buffers_sends: sends do not wait for their receives, because otherwise the ranks would deadlock.
     """
 
     step_s: float
     host_s: float
     spans: Sequence[TimedEvent]
     awaited: Sequence[tuple[float, float]] = ()
+    buffers_sends: bool = False
 
 
 HOST_LINK = "host"  # of copies between host and device, in place of a mesh dim
@@ -128,8 +152,11 @@ class Parts:
 def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list[TimedStep]:
     """Run the steps of all ranks of a pipeline, or of a single rank, on one clock.
 
+    A send starts when the receiver is ready, as NCCL's sends of large messages. If the ranks would deadlock, as with
+    `defer_pp_recv` and one communicator per pair of ranks, all sends are buffered: a send does not wait.
+
     Raises:
-        UserError: a message has no other end, or ranks deadlock.
+        UserError: a message has no other end, or ranks deadlock even with buffered sends.
     """
     if hardware.host is not None:
         if any(of_rank.head.pipeline is not None for of_rank in recordings):
@@ -143,7 +170,12 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
                 "CPU offload, or use --hardware with an accelerator"
             )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
-    alone = _replay_all(recordings, hardware, {})
+    buffers_sends = False
+    try:
+        alone = _replay_all(recordings, hardware, {})
+    except _Deadlock:
+        buffers_sends = True
+        alone = _replay_all(recordings, hardware, {}, buffers_sends)
     shares_links = any(event.communicator for of_rank in recordings for event in of_rank.collectives)
     if not hardware["overlap_slowdown"] and not shares_links:
         return alone
@@ -152,7 +184,7 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
         recording.head.rank: _overlap_factors(timed, hardware["overlap_slowdown"])
         for recording, timed in zip(recordings, alone, strict=True)
     }
-    return _replay_all(recordings, hardware, slower)
+    return _replay_all(recordings, hardware, slower, buffers_sends)
 
 
 def _overlap_factors(timed: TimedStep, slowdown: float) -> list[float]:
@@ -188,21 +220,25 @@ def _ranks(collective: Collective) -> Touched:
 
 
 def _replay_all(
-    recordings: Sequence[Recording], hardware: Hardware, slower: Mapping[int, Sequence[float]]
+    recordings: Sequence[Recording],
+    hardware: Hardware,
+    slower: Mapping[int, Sequence[float]],
+    buffers_sends: bool = False,
 ) -> list[TimedStep]:
     """Replay all ranks; `slower` has the factors of each rank's spans, in the order of issue."""
-    exchanges = _Exchanges()
+    exchanges = _Exchanges(buffers_sends)
     steps: dict[int, TimedStep] = {}
     running = [
         _replay(recording, hardware, exchanges, steps, slower.get(recording.head.rank, ())) for recording in recordings
     ]
     while running:
-        before = exchanges.posted.total(), len(running)
+        before = exchanges.num_changes, len(running)
         running = [rank for rank in running if next(rank, None) is not None]
-        if before == (exchanges.posted.total(), len(running)):
-            lacking = ", ".join(str(of_rank.head.rank) for of_rank in recordings if of_rank.head.rank not in steps)
-            raise UserError(
-                f"rank {lacking} waits for a message whose other end is not recorded, or is queued behind such a "
+        unfinished = {of_rank.head.rank for of_rank in recordings} - set(steps)
+        if before == (exchanges.num_changes, len(running)) or (not running and exchanges.one_ended):
+            waiting = ", ".join(map(str, sorted(unfinished or exchanges.one_ended)))
+            raise _Deadlock(
+                f"rank {waiting} waits for a message whose other end is not recorded, or is queued behind such a "
                 "message; record the step again with all ranks of the pipeline"
             )
     last_s = max(timed.step_s for timed in steps.values())
@@ -210,6 +246,112 @@ def _replay_all(
         if timed.step_s < last_s:
             steps[rank] = replace(timed, step_s=last_s, awaited=[*timed.awaited, (timed.step_s, last_s)])
     return [steps[recording.head.rank] for recording in recordings]
+
+
+@dataclass
+class _Batch:
+    """Messages that start together, issued at `issued_s`; `span` and `wait` are the places of their first span and
+    wait."""
+
+    messages: Sequence[Collective]
+    exchanges: Sequence[_Message]
+    issued_s: float
+    span: int
+    wait: int
+    ready_s: float | None = None
+
+
+class _Streams:
+    """One rank's streams: the end of each stream's work, and the work whose time is unknown, in order per stream.
+
+    Work is a function that returns False while it must wait for another rank.
+
+    Args:
+        end_s: the end of a stream's work whose times are known.
+        spans, awaited: as in `TimedStep`; messages whose times are unknown have placeholders.
+    """
+
+    def __init__(self, rank: int, hardware: Hardware, exchanges: _Exchanges, slower: Sequence[float]) -> None:
+        self.end_s: dict[int, float] = defaultdict(float)
+        self.spans: list[TimedEvent] = []
+        self.awaited: list[tuple[float, float]] = []
+        self._rank, self._hardware, self._exchanges, self._slower = rank, hardware, exchanges, slower
+        self._happened_s: dict[int, float] = {}
+        self._unknown_events: set[int] = set()
+        self._queues: dict[int, deque[Callable[[], bool]]] = {}
+
+    def issue(self, messages: Sequence[Collective], issued_s: float) -> None:
+        """Issue messages that start together."""
+        posted = [self._exchanges.issue(self._rank, message) for message in messages]
+        batch = _Batch(messages, posted, issued_s, len(self.spans), len(self.awaited))
+        self.spans += [TimedEvent(issued_s, issued_s, message) for message in messages]
+        self.awaited += [(issued_s, issued_s)] * len(messages)
+        self._add(messages[0].stream, partial(self._pass_on, batch))
+
+    def record(self, event: EventRecorded, issued_s: float) -> None:
+        """Record an event after the stream's earlier work."""
+
+        def happen() -> bool:
+            self._happened_s[event.event] = max(self.end_s[event.stream], issued_s)
+            self._unknown_events.discard(event.event)
+            return True
+
+        self._unknown_events.add(event.event)
+        self._add(event.stream, happen)
+
+    def wait(self, event: EventWaited) -> Iterator[bool]:
+        """Delay a stream until an event; yield while the event's time is unknown."""
+        yield from self._wait_while(lambda: event.event in self._unknown_events)
+        happened_s = self._happened_s.get(event.event, 0.0)
+
+        def delay() -> bool:
+            self.end_s[event.stream] = max(self.end_s[event.stream], happened_s)
+            return True
+
+        self._add(event.stream, delay)
+
+    def finish(self, streams: Sequence[int] = ()) -> Iterator[bool]:
+        """Yield while the end of a stream's work is unknown; of all streams by default."""
+        yield from self._wait_while(lambda: not self._queues.keys().isdisjoint(streams or [*self._queues]))
+
+    def _pass_on(self, batch: _Batch) -> bool:
+        """Start messages together if their other ends are ready; a buffered send needs no other end."""
+        stream = batch.messages[0].stream
+        if batch.ready_s is None:
+            batch.ready_s = max(self.end_s[stream], batch.issued_s)
+            self._exchanges.num_changes += 1
+            for message, exchange in zip(batch.messages, batch.exchanges, strict=True):
+                exchange.ready_s[message.kind] = batch.ready_s
+        starts_s = []
+        for message, exchange in zip(batch.messages, batch.exchanges, strict=True):
+            needed = ("send",) if message.kind == "send" and self._exchanges.buffers_sends else ("send", "recv")
+            if any(kind not in exchange.ready_s for kind in needed):
+                return False
+            starts_s.append(max(exchange.ready_s[kind] for kind in needed))
+        self._exchanges.num_changes += 1
+        for place, (message, start_s) in enumerate(zip(batch.messages, starts_s, strict=True)):
+            factor = self._slower[batch.span + place] if self._slower else 1.0
+            end_s = start_s + message_s(message, self._rank, self._hardware) * factor
+            self.spans[batch.span + place] = TimedEvent(start_s, end_s, message)
+            self.awaited[batch.wait + place] = (batch.ready_s, start_s)
+            self.end_s[stream] = max(self.end_s[stream], end_s)
+        return True
+
+    def _add(self, stream: int, work: Callable[[], bool]) -> None:
+        """Do work on a stream now, or after the stream's earlier work."""
+        if stream in self._queues or not work():
+            self._queues.setdefault(stream, deque()).append(work)
+
+    def _wait_while(self, is_unknown: Callable[[], bool]) -> Iterator[bool]:
+        """Do the work of all streams as far as it is possible; yield while a time is unknown."""
+        while is_unknown():
+            for stream, queue in list(self._queues.items()):
+                while queue and queue[0]():
+                    queue.popleft()
+                if not queue:
+                    del self._queues[stream]
+            if is_unknown():
+                yield True
 
 
 def _replay(
@@ -226,11 +368,9 @@ def _replay(
     """
     events, rank = recording.step, recording.head.rank
     fused = fused_bytes(events, recording.head.compiled)
-    streams: dict[int, float] = defaultdict(float)
+    streams = _Streams(rank, hardware, exchanges, slower)
+    end_s, spans = streams.end_s, streams.spans
     queues: dict[object, float] = defaultdict(float)
-    happened: dict[int, float] = {}
-    spans: list[TimedEvent] = []
-    awaited: list[tuple[float, float]] = []
     now = host = 0.0
     launch_s, host_s = hardware["launch_s"], hardware["host_s"]
     for place, event in enumerate(events):
@@ -244,36 +384,32 @@ def _replay(
                 spans.append(TimedEvent(now, now + duration, event))
                 now += duration
                 continue
-            start = max(streams[event.stream], now + launch_s)
+            start = max(end_s[event.stream], now + launch_s)
             if event.kind in COPIES:
                 start = max(start, queues[event.kind])
                 queues[event.kind] = start + duration
-            streams[event.stream] = start + duration
+            end_s[event.stream] = start + duration
             spans.append(TimedEvent(start, start + duration, event))
         elif isinstance(event, Collective) and event.peer is not None:
-            if not (batch := _batch_at(events, place)):
-                continue
-            now, host = now + host_s * len(batch), host + host_s * len(batch)
-            ready = max(streams[event.stream], now + launch_s)
-            factors = slower[len(spans) : len(spans) + len(batch)] or [1.0] * len(batch)
-            passed = yield from _passed_on(batch, rank, ready, exchanges, hardware, factors)
-            awaited += [(ready, span.start_s) for span in passed]
-            spans += passed
-            streams[event.stream] = max(span.end_s for span in passed)
+            if messages := _batch_at(events, place):
+                now, host = now + host_s * len(messages), host + host_s * len(messages)
+                streams.issue(messages, now + launch_s)
         elif isinstance(event, Collective):
             group = (_ranks(event), event.communicator)
             now, host = now + host_s, host + host_s
-            start = max(streams[event.stream], queues[group], now + launch_s)
+            start = max(end_s[event.stream], queues[group], now + launch_s)
             duration = collective_s(event, hardware) * (slower[len(spans)] if slower else 1.0)
-            streams[event.stream] = queues[group] = start + duration
-            spans.append(TimedEvent(start, streams[event.stream], event))
+            end_s[event.stream] = queues[group] = start + duration
+            spans.append(TimedEvent(start, end_s[event.stream], event))
         elif isinstance(event, EventRecorded):
-            happened[event.event] = max(streams[event.stream], now)
+            streams.record(event, now)
         elif isinstance(event, EventWaited):
-            streams[event.stream] = max(streams[event.stream], happened.get(event.event, 0.0))
+            yield from streams.wait(event)
         elif isinstance(event, HostWaited):
-            now = max(now, streams[event.stream])
-    steps[rank] = TimedStep(max([now, *streams.values()]), host, spans, awaited)
+            yield from streams.finish([event.stream])
+            now = max(now, end_s[event.stream])
+    yield from streams.finish()
+    steps[rank] = TimedStep(max([now, *end_s.values()]), host, spans, streams.awaited, exchanges.buffers_sends)
 
 
 def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
@@ -287,25 +423,6 @@ def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
         return []
     end = next(at for at in itertools.count(place) if of(at) != of(place))
     return [event for event in events[place:end] if isinstance(event, Collective)]
-
-
-def _passed_on(
-    batch: Sequence[Collective],
-    rank: int,
-    ready_s: float,
-    exchanges: _Exchanges,
-    hardware: Hardware,
-    factors: Sequence[float],
-) -> Generator[bool, None, list[TimedEvent]]:
-    """Yield while an end of a rank's messages is missing; return the joint start and end of the messages."""
-    posted = [exchanges.post(rank, message, ready_s) for message in batch]
-    while not all(len(exchange.ready_s) > 1 for exchange in posted):
-        yield True
-    starts = [max(exchange.ready_s.values()) for exchange in posted]  # NCCL sends only when the receiver is ready
-    return [
-        TimedEvent(start, start + message_s(message, rank, hardware) * factor, message)
-        for message, start, factor in zip(batch, starts, factors, strict=True)
-    ]
 
 
 def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:

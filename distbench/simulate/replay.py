@@ -26,6 +26,10 @@ IN_PIPELINES = (
     "ranks of a pipeline wait for one another's messages; each rank is as fast as the slowest device, and its other "
     "collectives do not wait for other ranks"
 )
+BUFFERED_SENDS = (
+    "sends of this step wait for receives that are queued behind other sends of the same two ranks; they are simulated "
+    "as buffered by NCCL, and a send that is too large for NCCL's buffers would hang"
+)
 OFFLOADED = (
     "copies between host and device run at copy_bytes_per_s, one at a time per direction, next to kernels and "
     "collectives; operators on the host run one after another at host_bytes_per_s, and host memory is not counted"
@@ -224,6 +228,7 @@ class Simulation:
         rules += [ASYNC_TP_RULE] if self.recording.head.async_tp else []
         rules += [OFFLOADED] if self.recording.offloads else []
         if self.recording.head.pipeline is not None:
+            rules += [BUFFERED_SENDS] if self.timed.buffers_sends else []
             return (*rules, IN_PIPELINES, *NOT_SIMULATED[1:])
         return (*host_assumptions(self.recording, host), *NOT_ON_HOST) if host is not None else (*rules, *NOT_SIMULATED)
 

@@ -7,7 +7,7 @@ from distbench.show.blocks import Block, Heading, Lines, Notes, Table, TableColu
 from distbench.show.units import brief_time_text, rate_text, size_text, source_text, time_text
 from distbench.simulate.clock import HOST_LINK
 from distbench.simulate.error_bars import Bar, has_class, no_class_text
-from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest
+from distbench.simulate.replay import BUFFERED_SENDS, Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import count_text
 
@@ -80,6 +80,7 @@ def _answer(simulation: Simulation, full: Simulation) -> tuple[str, ...]:
         f"{size_text(memory.live_bytes)} of it alive" + ("" if warnings else "; the step fits"),
         f"Largest exposed communication: {largest}",
         *warnings,
+        *([f"warning: {BUFFERED_SENDS}"] if simulation.timed.buffers_sends else []),
     )
 
 

@@ -38,12 +38,17 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(8, 4096), torch.zeros(8, 4096)
 
 
-@scenario(mesh={"pp": 4}, axes={"schedule": ("gpipe", "1f1b", "interleaved_1f1b")}, tags=("tests",))
+@scenario(
+    mesh={"pp": 4},
+    axes={"schedule": ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_1f1b_deferred")},
+    tags=("tests",),
+)
 def equal_stages(*, schedule: str = "1f1b") -> Scenario:
-    """A schedule a variant, 4 micro-batches of 2 samples, no optimizer."""
+    """One schedule per variant, 4 micro-batches of 2 samples, no optimizer; deferred receives need torch 2.13."""
+    options = {"defer_pp_recv": True} if schedule.endswith("_deferred") else {}
     return Scenario(
         build_model=Layers,
         make_batch=batch,
         loss=F.mse_loss,
-        plan=ParallelPlan(pipeline=PipelinePlan(schedule), microbatches=4),
+        plan=ParallelPlan(pipeline=PipelinePlan(schedule.removesuffix("_deferred"), configure=options), microbatches=4),
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from chakra_reader import check_times, nodes_of
 from conftest import DATA
 from processes import Children
@@ -90,6 +91,28 @@ def test_messages_of_one_batch_end_together_and_others_follow() -> None:
     others = (message("recv", 0, 1), message("send", 0, 3), message("recv", 0, 1, batch=2))
     first, second = replay_together([rank(0, *both), rank(1, *others)], machine())
     assert [(span.start_s, span.end_s) for span in first.spans] == [(0, 1), (0, 3), (3, 4)] and second.step_s == 4
+
+
+def test_a_rank_continues_while_a_message_of_another_stream_waits() -> None:
+    """Rank 0 sends first on stream 1, which rank 1 receives last, after the message of stream 2."""
+    first = (message("send", 1), message("recv", 1, stream=2, batch=2), EventRecorded(2, 0), EventWaited(0, 0))
+    second = (message("send", 0, stream=2), EventRecorded(2, 0), EventWaited(0, 0), matmul(0, 2))
+    after = (EventRecorded(0, 1), EventWaited(1, 1), message("recv", 0, batch=2))
+    one, other = replay_together([rank(0, *first, matmul(0, 1)), rank(1, *second, *after)], machine())
+    assert [(span.start_s, span.end_s) for span in one.spans] == [(3, 4), (0, 1), (1, 2)]
+    assert [(span.start_s, span.end_s) for span in other.spans] == [(0, 1), (1, 3), (3, 4)]
+    assert not one.buffers_sends
+
+
+def test_sends_that_wait_for_each_other_are_buffered() -> None:
+    """Both ranks send before they receive on one stream: each receive starts after the own send."""
+    ranks = [rank(0, message("send", 1, 1), message("recv", 1, 2, batch=2))]
+    ranks += [rank(1, message("send", 0, 2), message("recv", 0, 1, batch=2))]
+    first, second = replay_together(ranks, machine())
+    assert [(span.start_s, span.end_s) for span in first.spans] == [(0, 1), (1, 3)]
+    assert [(span.start_s, span.end_s) for span in second.spans] == [(0, 2), (2, 3)]
+    text = " ".join(text_of(blocks_of(Simulation.all_of(ranks, machine(), False, ()))).split())
+    assert first.buffers_sends and "warning: sends of this step wait for receives that are queued behind" in text
 
 
 @pytest.mark.parametrize(
@@ -179,6 +202,16 @@ def test_the_bubble_is_the_published_one_where_messages_are_free(
         parts = parts_of(timed)
         assert parts.bubble_s / timed.step_s == pytest.approx((STAGES - 1) / (stages * PARTS + STAGES - 1), rel=0.01)
         assert parts.idle_s / timed.step_s < 0.01 and sum(parts.exposed_s.values()) / timed.step_s < 0.01
+
+
+@pytest.mark.skipif(release(torch.__version__) < (2, 13), reason="defer_pp_recv needs torch 2.13")
+def test_deferred_receives_are_simulated_with_buffered_sends(recorded: dict[str, list[Recording]]) -> None:
+    """Without torch's early receives, neighbours send to each other first, on their one communicator."""
+    ranks = recorded["interleaved_1f1b_deferred"]
+    deferred, early = (replay_together(of, machine(**FREE)) for of in (ranks, recorded["interleaved_1f1b"]))
+    assert deferred[0].buffers_sends and not early[0].buffers_sends
+    assert deferred[0].step_s == pytest.approx(early[0].step_s, rel=0.01)
+    assert [one.head.pipeline and one.head.pipeline.schedule for one in ranks] == ["interleaved_1f1b"] * STAGES
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
