@@ -19,6 +19,7 @@ KNOBS = {
     "accumulate": DdpPlan(sync_each_microbatch=False),
     "ignored": DdpPlan(ignored=("tok_embeddings",)),
     "bucket_list": DdpPlan(configure={"bucket_cap_mb_list": [1, 4]}),
+    "lazy_buckets": DdpPlan(configure={"lazy_bucket_allocation": True}),
     "fp16_hook": DdpPlan(comm_hook=lambda group: (group, default_hooks.fp16_compress_hook)),
 }
 # Relative to one device; about twice the measured error from rounding the gradients.

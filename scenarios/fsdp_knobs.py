@@ -80,6 +80,7 @@ KNOBS: dict[str, FsdpPlan] = {
     "sum": replace(BASE, configure={"set_force_sum_reduction_for_comms": True}),
     "group_memory": replace(BASE, configure={"set_allocate_memory_from_process_group_for_comm": True}),
     "symm_mem": replace(BASE, configure={"set_symm_mem_for_comm": {"backend": "NCCL"}}),
+    "kept_storage": replace(BASE, configure={"set_keep_unsharded_storage": True}),
     "state_dict": BASE,
     "gather_bf16": replace(BASE, gather_extension=gathered_as("bf16")),
     "gather_int8": replace(BASE, gather_extension=gathered_as("int8")),

@@ -304,6 +304,10 @@ def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         yield f"ddp averages plain parameters, but tp, ep and shard_params make DTensors; {instead}"
     if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is not a valid bucket size; use more than 0"
+    sizes = ddp.configure.get("bucket_cap_mb_list")
+    is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+    if sizes is not None and not (is_list and all(isinstance(size, int | float) and size > 0 for size in sizes)):
+        yield f"bucket_cap_mb_list={sizes!r} is not a valid list of bucket sizes; use numbers of MiB, such as [1, 25]"
     if others := [name for name in ddp.configure if name in DDP_FIELDS]:
         yield f"DdpPlan.configure has {others[0]!r}; use the field of the plan, {DDP_FIELDS[others[0]]}"
     allowed = sorted(set(inspect.signature(DistributedDataParallel).parameters) - set(DDP_FIELDS))

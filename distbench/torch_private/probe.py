@@ -75,7 +75,7 @@ LOWEST = {
     **dict.fromkeys(("set_keep_unsharded_storage", "lazy_bucket_allocation", "pipeline_per_edge_p2p"), (2, 15)),
     **{"pipeline_per_direction_p2p": (2, 14)},  # torch 2.15 calls it pipeline_per_edge_p2p
     **dict.fromkeys(("max_active_stages", "unshard_lookahead", "defer_reduce_grad_wait"), (2, 15)),
-    **{"max_outstanding_sends": (2, 15)},
+    **dict.fromkeys(("max_outstanding_sends", "param_dtype_override_fn"), (2, 15)),
 }
 # Features that work around a change of torch in that version; older versions need no workaround.
 NEEDLESS_BEFORE = {STAGES_AGREE: (2, 12)}

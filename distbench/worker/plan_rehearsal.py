@@ -33,7 +33,7 @@ from distbench.spec.job import Variant, mesh_of
 from distbench.spec.mesh import BATCH_DIMS, mesh_size
 from distbench.spec.plan import SCHEDULES
 from distbench.spec.printable_text import listed
-from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
+from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype, require
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 # A smaller model that fails with shapes only is run again with values, because the model may need values.
@@ -83,12 +83,14 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
     built = blueprint(scenario.build_model, context.seed, with_values=False)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     try:
+        for option in scenario.plan.ddp.configure if scenario.plan.ddp is not None else ():
+            require(option)
         # DDP's buckets need values, and any shapes are valid for them.
         plain = replace(scenario, plan=replace(scenario.plan, ddp=None))
         step = step_of(plain, context, built, without_memory)
     except Skipped:
         raise
-    except UserError as error:
+    except (UserError, Unsupported) as error:
         return Rehearsal((str(error),))
     except Exception as error:  # errors of plans that pass plan_check
         return Rehearsal((f"torch rejects the plan: {one_line_and_place(error)}",))

@@ -244,9 +244,13 @@ def test_a_setter_that_recurses_is_called_once_or_a_unit_at_a_time(
             "use the field of the plan, DdpPlan.static_graph",
         ),
         (ParallelPlan(pipeline=PipelinePlan(configure={"depth": 1})), "PipelinePlan.configure: torch"),
+        *(
+            (ParallelPlan(ddp=DdpPlan(configure={"bucket_cap_mb_list": sizes})), f"bucket_cap_mb_list={sizes!r} is not")
+            for sizes in ("abc", 4, ["a"], [0])
+        ),
     ],
 )
-def test_options_that_torch_lacks_are_named_with_those_that_it_has(
+def test_options_that_torch_lacks_or_rejects_are_named_with_allowed_ones(
     context: RankContext, plan: ParallelPlan, words: str
 ) -> None:
     mesh_dim = "dp_replicate" if plan.ddp else "pp"

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch.distributed as dist
 from conftest import DATA, ROOT
 
 from distbench.ranks.context import RankContext
+from distbench.spec import DdpPlan, ParallelPlan
+from distbench.spec.versions import release
 from distbench.torch_private import fake_ranks
 from distbench.worker import plan_rehearsal
 from distbench.worker.plan_rehearsal import Rehearsal, rehearse
@@ -57,6 +60,15 @@ def test_what_cannot_run_is_one_sentence_with_the_module_and_what_it_got(
     (text,) = tried(fault, context).problems
     assert where in text and what in text and "\n" not in text
     assert text.endswith("(tried with shapes only)") == (limit == 0)
+
+
+@pytest.mark.skipif(release(torch.__version__) >= (2, 15), reason="torch 2.15 has this option")
+def test_an_option_of_ddp_that_torch_lacks_is_a_problem(context: RankContext) -> None:
+    from bad_steps import bad_steps
+
+    plan = ParallelPlan(ddp=DdpPlan(("tp",), configure={"lazy_bucket_allocation": True}))
+    (text,) = rehearse(replace(bad_steps(fault="none"), plan=plan), context).problems
+    assert text == f"lazy_bucket_allocation: needs torch 2.15 or newer, but this is {torch.__version__}"
 
 
 @pytest.mark.parametrize("limit", [0, 20_000_000])
