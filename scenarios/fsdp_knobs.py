@@ -1,5 +1,6 @@
 """Every option of FSDP2, one at a time, compared with the same plan without the option."""
 
+import inspect
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +29,14 @@ def columns(parameter: nn.Parameter) -> Shard | None:
 def backward_needs(unit: str, _: Any) -> bool:
     """Skip the embedding's gather in backward, which does not read the weight."""
     return unit != "tok_embeddings"
+
+
+def norms_in_f32(plan: FsdpPlan) -> FsdpPlan:
+    """Compute in bf16, except for vectors, which are the weights of norms (torch 2.15)."""
+    own: dict[str, Any] = {"param_dtype_override_fn": lambda weight: torch.float32 if weight.ndim == 1 else None}
+    if not own.keys() <= inspect.signature(MixedPrecisionPolicy).parameters.keys():
+        return replace(plan, configure=own)  # an option of a newer torch is reported as unsupported
+    return replace(plan, mixed_precision=MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32, **own))
 
 
 def unshard_two_ahead(model: Any, _: Any) -> None:
@@ -81,6 +90,7 @@ KNOBS: dict[str, FsdpPlan] = {
     "group_memory": replace(BASE, configure={"set_allocate_memory_from_process_group_for_comm": True}),
     "symm_mem": replace(BASE, configure={"set_symm_mem_for_comm": {"backend": "NCCL"}}),
     "kept_storage": replace(BASE, configure={"set_keep_unsharded_storage": True}),
+    "f32_norms": BASE,
     "state_dict": BASE,
     "gather_bf16": replace(BASE, gather_extension=gathered_as("bf16")),
     "gather_int8": replace(BASE, gather_extension=gathered_as("int8")),
@@ -185,7 +195,9 @@ def fsdp_knobs(
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         after_materialize=unshard_two_ahead if knob == "unshard_ahead" else None,
         plan=ParallelPlan(
-            fsdp=KNOBS[knob], microbatches=2 if knob in IN_TWO_PARTS else 1, state_dict=knob == "state_dict"
+            fsdp=norms_in_f32(BASE) if knob == "f32_norms" else KNOBS[knob],
+            microbatches=2 if knob in IN_TWO_PARTS else 1,
+            state_dict=knob == "state_dict",
         ),
         tolerance=TOLERANCES.get(knob),
     )

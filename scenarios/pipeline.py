@@ -1,6 +1,7 @@
 """Pipeline parallel by torch's schedules: the layers in stages, plain, or with FSDP2 or TP inside each stage."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from models import Llama, next_token_loss, token_batch
@@ -17,6 +18,13 @@ TP_PLAN = {
 }
 # With parameters freed after forward, each micro-batch would gather each unit; zero-bubble schedules lose gradients.
 FSDP = FsdpPlan(wrap=("layers.*",), reshard_after_forward=False)
+# Options of schedules with several stages per rank; "per_edge" is one of `torch.distributed.config`, for any schedule.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "active_stages": {"max_active_stages": 2},
+    "lookahead": {"unshard_lookahead": "auto"},
+    "per_edge": {"pipeline_per_edge_p2p": True},
+}
 INSIDE = {"plain": {}, "fsdp": {"fsdp": FSDP}, "tp": {"tp": TP_PLAN}}
 
 
@@ -38,12 +46,17 @@ def pipeline(
     schedule: str = "1f1b",
     inside: str = "plain",
     defer_recv: bool = False,
+    option: str = "none",
 ) -> Scenario:
     """Pipeline stages over pp, one schedule per variant. Give inside=fsdp with --mesh pp=2,dp_shard=2, inside=tp with
     --mesh pp=2,tp=2.
 
     defer_recv: post receives when their stage needs them (schedules of several stages per rank, torch 2.13).
+    option: active_stages, lookahead (gathers of FSDP2, schedules of several stages per rank) or per_edge (own
+        communicators); torch 2.15.
     """
+    if option not in OPTIONS:
+        raise UserError(f"--set option={option} is unknown; use {', '.join(OPTIONS)}")
     if inside not in INSIDE:
         raise UserError(f"--set inside={inside} is unknown; use {', '.join(INSIDE)}")
     vocab_size = 1000
@@ -54,7 +67,9 @@ def pipeline(
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(
-            pipeline=PipelinePlan(schedule=schedule, configure={"defer_pp_recv": True} if defer_recv else {}),
+            pipeline=PipelinePlan(
+                schedule=schedule, configure=OPTIONS[option] | ({"defer_pp_recv": True} if defer_recv else {})
+            ),
             microbatches=microbatches,
             **INSIDE[inside],
         ),

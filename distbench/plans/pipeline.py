@@ -19,7 +19,7 @@ from distbench.ranks.device import synchronize
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.plan import SCHEDULES, PipelinePlan, layers_of_stages
 from distbench.statistics.intervals import median
-from distbench.torch_private import V_SCHEDULES, forget_step, require, vote_on_fake_group, with_values_again
+from distbench.torch_private import V_SCHEDULES, Skipped, forget_step, require, vote_on_fake_group, with_values_again
 
 LAYERS = (nn.ModuleList, nn.ModuleDict)
 PREFERRED = "layers"
@@ -28,6 +28,7 @@ Activations = tuple[torch.Tensor, ...]
 OCCUPYING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
 NUM_STEPS = 3
 CONFIG = "torch.distributed.config"
+PER_EDGE = "pipeline_per_edge_p2p"
 
 
 class HandOn(nn.Module):
@@ -253,19 +254,22 @@ class Pipeline:
         kind, size = SCHEDULES[self.plan.schedule], context.size(self.plan.mesh_dim)
         if kind.is_v and dist.get_backend(group) == "gloo":
             require(V_SCHEDULES)  # torch 2.11 sends between unconnected ranks
-        num_stages = size * self.plan.stages_of_a_rank
-        self._stages = [
-            PipelineStage(module, index, num_stages, context.device, stage.given, stage.returned, group=group)
-            for index, module, stage in zip(model.indices, model.stages, stages, strict=True)
-        ]
-        for stage, local_stage in zip(self._stages, stages, strict=True):
-            if not stage.is_last:
-                _hold_to(stage, local_stage.returned)
-        schedule: Any = get_schedule_class(kind.torch_name)
         for name in self.plan.configure:
             require(name)
         options = dict(self.plan.configure)
         self._config = {name: options.pop(name) for name in self.plan.configure if is_in_config(name)}
+        if self._config.get(PER_EDGE) and dist.get_backend(group) == "gloo":
+            raise Skipped(f"{PER_EDGE} needs a backend that splits process groups, such as nccl; this is gloo")
+        num_stages = size * self.plan.stages_of_a_rank
+        with self._configured():  # a stage reads the configuration when it is built
+            self._stages = [
+                PipelineStage(module, index, num_stages, context.device, stage.given, stage.returned, group=group)
+                for index, module, stage in zip(model.indices, model.stages, stages, strict=True)
+            ]
+        for stage, local_stage in zip(self._stages, stages, strict=True):
+            if not stage.is_last:
+                _hold_to(stage, local_stage.returned)
+        schedule: Any = get_schedule_class(kind.torch_name)
         stages_given = self._stages[0] if kind.stages_per_rank == 1 else self._stages
         parts = plan.microbatches
         self.facts: dict[str, Any] = {

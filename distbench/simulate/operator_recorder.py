@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed import config
 
 from distbench.observe.module_attribution import CollectiveTracker, Communication, IssueContext
 from distbench.ranks.context import dtype_name
@@ -757,7 +758,8 @@ class StageMessages:
     """Messages of one rank's stages, among the events of a recorder.
 
     torch requests only sends, or only receives, one by one: NCCL runs these in order on the stream of a communicator of
-    the two ranks. Sends together with receives run at once, on the communicator of the whole group.
+    the two ranks. Sends together with receives run at once, on the communicator of the whole group. With
+    `pipeline_per_edge_p2p` (torch 2.15), each direction between two ranks has its own communicator.
     """
 
     def __init__(self, recorder: Recorder, rank: int) -> None:
@@ -771,11 +773,13 @@ class StageMessages:
         return messages_of_stages(self._issue)
 
     def _issue(self, tensors: Sequence[torch.Tensor], messages: Sequence[CollectiveCall]) -> list[Sent]:
-        if len({message.kind for message in messages}) > 1:
+        is_per_edge = getattr(config, "pipeline_per_edge_p2p", False)
+        if len({message.kind for message in messages}) > 1 and not is_per_edge:
             return [self._at_once((*messages[0].ranks, -1), tensors, messages)]
+        edges = [(self._rank, message.peer or 0)[:: 1 if message.kind == "send" else -1] for message in messages]
         return [
-            self._at_once(tuple(sorted((self._rank, message.peer or 0))), [tensor], [message])
-            for tensor, message in zip(tensors, messages, strict=True)
+            self._at_once(edge if is_per_edge else tuple(sorted(edge)), [tensor], [message])
+            for edge, tensor, message in zip(edges, tensors, messages, strict=True)
         ]
 
     def _at_once(

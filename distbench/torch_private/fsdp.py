@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -199,6 +200,8 @@ def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
     def decided(stages: Sequence[Any], *_: Any) -> None:
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC
+            # Communicators of single edges (torch 2.15) are this fake group.
+            stage._p2p_edge_groups = defaultdict(lambda: group)
 
     setattr(schedule, method, decided)
 

@@ -34,13 +34,23 @@ from distbench.torch_private.probe import LOWEST
 ENTRIES = {entry.name: entry for entry in list_entries()}
 PLANS = (ParallelPlan, DdpPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim, PipelinePlan)
 # Values of parameters that are no axes, as a header lists those.
-FURTHER_KNOBS = ("own_group", "two_buffers", "unused_zeros", "sum", "group_memory", "symm_mem")
+FURTHER_KNOBS = (
+    "own_group",
+    "two_buffers",
+    "unused_zeros",
+    "sum",
+    "group_memory",
+    "symm_mem",
+    "kept_storage",
+    "f32_norms",
+)
 OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "kernel": ATTENTION_KERNELS,
     "causal": (True, False),
     "bf16": (True, False),
     "async_tp": (True, False),
-    "knob": (*FURTHER_KNOBS, "bucket_list", "fp16_hook"),
+    "knob": (*FURTHER_KNOBS, "bucket_list", "fp16_hook", "lazy_buckets"),
+    "option": ("active_stages", "lookahead", "per_edge"),
     "defer_recv": (True, False),
     **{name: KNOBS[name].values for name in ("plan.reduce_scatter_group",)},
     "checkpoint": ("selective",),
