@@ -182,7 +182,8 @@ def without_names(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
         for body, remark in map(_without_remark, texts)
     ]
     names = [name for name, _, _ in split[0][0]] if split else []
-    has_values = all(mark and value for parts, _ in split for _, mark, value in parts)
+    # A sentence may have "=" in it, as an error's message does.
+    has_values = all(mark and value and " " not in name for parts, _ in split for name, mark, value in parts)
     if not has_values or any([name for name, _, _ in parts] != names for parts, _ in split):
         return texts, []
     return [",".join(value for _, _, value in parts) + remark for parts, remark in split], names

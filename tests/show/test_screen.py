@@ -168,6 +168,7 @@ def test_what_all_rows_share_is_said_once(texts: list[str], shorter: list[str], 
         (["a=1", "b=2"], ["a=1", "b=2"], []),
         (["a=1,b=2", "a=1"], ["a=1,b=2", "a=1"], []),
         (["plain", "a=1"], ["plain", "a=1"], []),
+        (["failed: gpipe with microbatches=4: no"] * 2, ["failed: gpipe with microbatches=4: no"] * 2, []),
         ([], [], []),
     ],
 )
