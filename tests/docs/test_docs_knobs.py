@@ -128,7 +128,7 @@ def options_of_torch() -> set[Option]:
     import torch.distributed.fsdp._fully_shard as fsdp
     import torch.distributed.tensor.experimental._context_parallel as cp
     import torch.distributed.tensor.parallel as tp
-    from torch.distributed import config
+    from torch.distributed import config, pipelining
     from torch.distributed.pipelining import PipelineStage, schedules
     from torch.nn.parallel import DistributedDataParallel
 
@@ -145,11 +145,16 @@ def options_of_torch() -> set[Option]:
         "context parallel": set(cp.__all__),
         "context_parallel": parameters(cp.context_parallel),
         "_cp_options": set(vars(cp._cp_options)),
+        "torch.distributed.pipelining": set(pipelining.__all__),
         "pipeline schedules": set(by_name),
+        "methods of schedules": public({name for schedule in by_name.values() for name in dir(schedule)}),
         "parameters of schedules": {name for schedule in by_name.values() for name in parameters(schedule)},
         "PipelineStage": parameters(PipelineStage),
         "torch.distributed.config": {name for name in vars(config)["_config"] if name.startswith("pipeline_")},
     }
+    # The first parameter of a setter is the value of its option.
+    setters = {name: setter for name, setter in vars(fsdp.FSDPModule).items() if name.startswith("set_")}
+    walked |= {name: set([*inspect.signature(setter).parameters][2:]) for name, setter in setters.items()}
     return {(owner, option) for owner, options in walked.items() for option in options}
 
 
@@ -213,6 +218,9 @@ def with_parameter(function: Callable[..., Any]) -> Callable[..., Any]:
         ("torch.nn.parallel.DistributedDataParallel.__init__", with_parameter, "DistributedDataParallel"),
         ("torch.distributed.pipelining.schedules.ScheduleGPipe.__init__", with_parameter, "parameters of schedules"),
         ("torch.distributed.pipelining.PipelineStage.__init__", with_parameter, "PipelineStage"),
+        ("torch.distributed.pipelining.__all__", lambda names: [*names, "made_up"], "torch.distributed.pipelining"),
+        ("torch.distributed.pipelining.ScheduleGPipe.made_up", lambda _: with_parameter, "methods of schedules"),
+        ("torch.distributed.fsdp.FSDPModule.set_all_reduce_hook", with_parameter, "set_all_reduce_hook"),
         (
             "torch.distributed.tensor.experimental._context_parallel.context_parallel",
             with_parameter,
@@ -236,4 +244,7 @@ def test_an_option_that_a_torch_takes_away_is_missed(monkeypatch: pytest.MonkeyP
 
     before = differences(release(torch.__version__))
     monkeypatch.delattr(FSDPModule, "set_all_reduce_hook")
-    assert differences(release(torch.__version__)) - before == {("FSDPModule", "set_all_reduce_hook")}
+    assert differences(release(torch.__version__)) - before == {
+        ("FSDPModule", "set_all_reduce_hook"),
+        ("set_all_reduce_hook", "stream"),
+    }

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -21,10 +22,12 @@ from distbench.simulate.chakra_trace import chakra_files
 from distbench.simulate.clock import Exposed, TimedStep, parts_of, replay_together
 from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.recording import (
+    Allocated,
     Collective,
     Event,
     EventRecorded,
     EventWaited,
+    Freed,
     PipelineFacts,
     Recording,
     StepBegun,
@@ -37,6 +40,7 @@ from distbench.simulate.replay import Simulation
 from distbench.simulate.simulated_run import write_simulated_run
 from distbench.simulate.simulation_text import blocks_of
 from distbench.spec import UserError
+from distbench.spec.plan import SCHEDULES
 from distbench.spec.versions import release
 
 FREE = {"node_bytes_per_s": 1e30, "peer_bytes_per_s": 1e30, "memory_bytes_per_s": 1e30}
@@ -235,6 +239,54 @@ def test_every_message_is_one_of_the_schedule(recorded: dict[str, list[Recording
             for kind in ("send", "recv")
             for phase in ("forward" if (kind == "send") == (peer > ours) else "backward",)
         }
+
+
+def slots_by_torch(schedule: str) -> list[int]:
+    """Return the most micro-batches of its stages that each rank holds, by torch's analyser."""
+    from torch.distributed import pipelining
+
+    kind = SCHEDULES[schedule]
+    num_stages = STAGES * kind.stages_per_rank
+    stage = create_autospec(pipelining.PipelineStage, instance=True)
+    stage.group_rank, stage.group_size, stage.submod, stage.num_stages = 0, STAGES, None, num_stages
+    build = pipelining.schedules.get_schedule_class(kind.torch_name)
+    analysed = build(stage if kind.stages_per_rank == 1 else [stage] * kind.stages_per_rank, PARTS)
+    slots = []
+    for rank in range(STAGES):
+        found = pipelining.analyze_pipeline_activation_liveness(
+            analysed, pp_rank=rank, stage_indices=range(rank, num_stages, STAGES), granularity="stage_microbatch"
+        )
+        slots.append(found.num_slots)
+    return slots
+
+
+def most_alive(recording: Recording, first_layers: set[str]) -> int:
+    """Return the most blocks alive of those that a stage's first layer allocates first for each micro-batch."""
+    size, counted = 2 * 4096 * 4, Counter[str]()
+    alive, most = set[int](), 0
+    for event in recording.step:
+        if isinstance(event, Freed):
+            alive.discard(event.block)
+        elif isinstance(event, Allocated) and event.held == "activations" and event.num_bytes == size:
+            if event.owner in first_layers and counted[event.owner] % 4 == 0:  # a layer keeps four tensors
+                alive.add(event.block)
+            counted[event.owner] += 1
+        most = max(most, len(alive))
+    assert [counted[layer] for layer in first_layers] == [4 * PARTS] * len(first_layers)
+    return most
+
+
+@pytest.mark.skipif(release(torch.__version__) < (2, 15), reason="torch has its analyser of activations since 2.15")
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
+def test_as_many_activations_are_alive_as_by_torchs_analyser(
+    recorded: dict[str, list[Recording]], schedule: str
+) -> None:
+    per_stage = 2 // SCHEDULES[schedule].stages_per_rank  # of 8 layers
+    alive = []
+    for one in recorded[schedule]:
+        stages = range(one.head.rank, 8 // per_stage, STAGES)
+        alive.append(most_alive(one, {f"layers.{stage * per_stage}" for stage in stages}))
+    assert alive == slots_by_torch(schedule)
 
 
 def test_memory_shows_the_microbatches_that_are_in_flight(recorded: dict[str, list[Recording]]) -> None:
