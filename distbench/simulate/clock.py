@@ -268,6 +268,7 @@ class _Streams:
 
     Args:
         end_s: the end of a stream's work whose times are known.
+        queues: stream to its work whose times are unknown.
         spans, awaited: as in `TimedStep`; messages whose times are unknown have placeholders.
     """
 
@@ -278,7 +279,7 @@ class _Streams:
         self._rank, self._hardware, self._exchanges, self._slower = rank, hardware, exchanges, slower
         self._happened_s: dict[int, float] = {}
         self._unknown_events: set[int] = set()
-        self._queues: dict[int, deque[Callable[[], bool]]] = {}
+        self.queues: dict[int, deque[Callable[[], bool]]] = {}
 
     def issue(self, messages: Sequence[Collective], issued_s: float) -> None:
         """Issue messages that start together."""
@@ -312,7 +313,7 @@ class _Streams:
 
     def finish(self, streams: Sequence[int] = ()) -> Iterator[bool]:
         """Yield while the end of a stream's work is unknown; of all streams by default."""
-        yield from self._wait_while(lambda: not self._queues.keys().isdisjoint(streams or [*self._queues]))
+        yield from self._wait_while(lambda: not self.queues.keys().isdisjoint(streams or [*self.queues]))
 
     def _pass_on(self, batch: _Batch) -> bool:
         """Start messages together if their other ends are ready; a buffered send needs no other end."""
@@ -339,17 +340,17 @@ class _Streams:
 
     def _add(self, stream: int, work: Callable[[], bool]) -> None:
         """Do work on a stream now, or after the stream's earlier work."""
-        if stream in self._queues or not work():
-            self._queues.setdefault(stream, deque()).append(work)
+        if stream in self.queues or not work():
+            self.queues.setdefault(stream, deque()).append(work)
 
     def _wait_while(self, is_unknown: Callable[[], bool]) -> Iterator[bool]:
         """Do the work of all streams as far as it is possible; yield while a time is unknown."""
         while is_unknown():
-            for stream, queue in list(self._queues.items()):
+            for stream, queue in list(self.queues.items()):
                 while queue and queue[0]():
                     queue.popleft()
                 if not queue:
-                    del self._queues[stream]
+                    del self.queues[stream]
             if is_unknown():
                 yield True
 
@@ -374,6 +375,9 @@ def _replay(
     now = host = 0.0
     launch_s, host_s = hardware["launch_s"], hardware["host_s"]
     for place, event in enumerate(events):
+        is_message = isinstance(event, Collective) and event.peer is not None
+        if isinstance(event, Operator | Collective) and not is_message and event.stream in streams.queues:
+            yield from streams.finish([event.stream])
         if isinstance(event, Operator):
             duration = operator_s(event, hardware, fused.get(place), recording.world_size)
             if duration <= 0:
@@ -390,7 +394,7 @@ def _replay(
                 queues[event.kind] = start + duration
             end_s[event.stream] = start + duration
             spans.append(TimedEvent(start, start + duration, event))
-        elif isinstance(event, Collective) and event.peer is not None:
+        elif is_message:
             if messages := _batch_at(events, place):
                 now, host = now + host_s * len(messages), host + host_s * len(messages)
                 streams.issue(messages, now + launch_s)
