@@ -282,19 +282,21 @@ def probe() -> list[Probe]:
 
 def require(feature: str) -> None:
     """Raise `Unsupported` if this version of torch is too old for a feature, or lacks one of its internals."""
-    if reason := lacks(feature):
-        raise Unsupported(reason)
+    if too_old := needs_newer(feature):
+        raise Unsupported(f"{feature}: {too_old}")
+    for internal in INTERNALS:
+        if internal.feature == feature and (missing := _missing(internal)):
+            advice = outside_of_support(torch.__version__) or f"distbench supports {SUPPORTED}"
+            raise Unsupported(f"{feature}: torch {torch.__version__} {missing}; {advice}")
 
 
 @functools.cache
 def lacks(feature: str) -> str | None:
     """Return the error of `require` for a feature with this version of torch, else None."""
-    if too_old := needs_newer(feature):
-        return f"{feature}: {too_old}"
-    for internal in INTERNALS:
-        if internal.feature == feature and (missing := _missing(internal)):
-            advice = outside_of_support(torch.__version__) or f"distbench supports {SUPPORTED}"
-            return f"{feature}: torch {torch.__version__} {missing}; {advice}"
+    try:
+        require(feature)
+    except Unsupported as reason:
+        return str(reason)
     return None
 
 
