@@ -40,15 +40,27 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @scenario(
     mesh={"pp": 4},
-    axes={"schedule": ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_1f1b_deferred")},
+    axes={
+        "schedule": (
+            "gpipe",
+            "1f1b",
+            "interleaved_1f1b",
+            "interleaved_1f1b_deferred",
+            "interleaved_1f1b_deferred_edges",
+        )
+    },
     tags=("tests",),
 )
 def equal_stages(*, schedule: str = "1f1b") -> Scenario:
-    """One schedule per variant, 4 micro-batches of 2 samples, no optimizer; deferred receives need torch 2.13."""
-    options = {"defer_pp_recv": True} if schedule.endswith("_deferred") else {}
+    """One schedule per variant, 4 micro-batches of 2 samples, no optimizer.
+
+    Deferred receives need torch 2.13, communicators per edge torch 2.15.
+    """
+    options = {"defer_pp_recv": True} if "_deferred" in schedule else {}
+    options |= {"pipeline_per_edge_p2p": True} if schedule.endswith("_edges") else {}
     return Scenario(
         build_model=Layers,
         make_batch=batch,
         loss=F.mse_loss,
-        plan=ParallelPlan(pipeline=PipelinePlan(schedule.removesuffix("_deferred"), configure=options), microbatches=4),
+        plan=ParallelPlan(pipeline=PipelinePlan(schedule.partition("_deferred")[0], configure=options), microbatches=4),
     )

@@ -218,6 +218,14 @@ def test_deferred_receives_are_simulated_with_buffered_sends(recorded: dict[str,
     assert [one.head.pipeline and one.head.pipeline.schedule for one in ranks] == ["interleaved_1f1b"] * STAGES
 
 
+@pytest.mark.skipif(release(torch.__version__) < (2, 15), reason="pipeline_per_edge_p2p needs torch 2.15")
+def test_with_communicators_per_edge_deferred_receives_need_no_buffers(recorded: dict[str, list[Recording]]) -> None:
+    ranks = recorded["interleaved_1f1b_deferred_edges"]
+    assert not any(timed.buffers_sends for timed in replay_together(ranks, machine(**FREE)))
+    # Rank 1 sends to and receives from two neighbours.
+    assert len({each.stream for each in ranks[1].collectives}) == 4
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
 def test_its_chakra_traces_take_the_same_time(recorded: dict[str, list[Recording]], schedule: str) -> None:
     simulations = Simulation.all_of(recorded[schedule], load_hardware("h100"), False, ())
@@ -242,7 +250,10 @@ def test_every_message_is_one_of_the_schedule(recorded: dict[str, list[Recording
 
 
 def slots_by_torch(schedule: str) -> list[int]:
-    """Return the most micro-batches of its stages that each rank holds, by torch's analyser."""
+    """Return the most micro-batches of its stages that each rank holds, by torch's analyser.
+
+    The last rank of 1f1b is left out: torch 2.15 numbers its forwards from 1, which the analyser rejects.
+    """
     from torch.distributed import pipelining
 
     kind = SCHEDULES[schedule]
@@ -252,7 +263,7 @@ def slots_by_torch(schedule: str) -> list[int]:
     build = pipelining.schedules.get_schedule_class(kind.torch_name)
     analysed = build(stage if kind.stages_per_rank == 1 else [stage] * kind.stages_per_rank, PARTS)
     slots = []
-    for rank in range(STAGES):
+    for rank in range(STAGES - (schedule == "1f1b")):
         found = pipelining.analyze_pipeline_activation_liveness(
             analysed, pp_rank=rank, stage_indices=range(rank, num_stages, STAGES), granularity="stage_microbatch"
         )
@@ -286,7 +297,8 @@ def test_as_many_activations_are_alive_as_by_torchs_analyser(
     for one in recorded[schedule]:
         stages = range(one.head.rank, 8 // per_stage, STAGES)
         alive.append(most_alive(one, {f"layers.{stage * per_stage}" for stage in stages}))
-    assert alive == slots_by_torch(schedule)
+    slots = slots_by_torch(schedule)
+    assert alive[: len(slots)] == slots and len(slots) >= STAGES - 1
 
 
 def test_memory_shows_the_microbatches_that_are_in_flight(recorded: dict[str, list[Recording]]) -> None:
