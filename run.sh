@@ -15,6 +15,8 @@ usage() {
 ./run.sh test        run the tests in three processes (--all: also long ones; --fast: only tests that start no process;
                      more words go to pytest)
 ./run.sh gpu-tests   run the tests that need one or more accelerators; the passed tests are listed in build/gpu-tests.md
+./run.sh gpu-day     run GPU tests, measured and simulated steps, memory and a profiled step on one GPU in at most
+                     25 minutes; the report is build/gpu-day.md (--rehearse: with quick sizes on the CPU)
 ./run.sh torches     test other torch versions: doctor --deep, the fast tests, some tests with ranks
                      (VERSION..., newest or all; default: the oldest and the newest)
 ./run.sh check       check format, lint, types and prose
@@ -37,7 +39,7 @@ fail() {
 # Prints the extras of pyproject.toml that a command needs in addition to the package itself.
 extras_of() {
     case "$1" in
-        test | gpu-tests | torches) echo test docs hf torchx spmd ;;
+        test | gpu-tests | gpu-day | torches) echo test docs hf torchx spmd ;;
         check) echo check ;;
         docs) echo docs ;;
         bench | screens) echo test hf spmd ;;
@@ -160,6 +162,7 @@ case "${1-}" in
     "") quick_start ;;
     test) tests "${@:2}" ;;
     gpu-tests) exec "$python" tests/gpu_tests.py "${@:2}" ;;
+    gpu-day) exec "$python" tests/gpu_day.py "${@:2}" ;;
     torches) exec "$python" tests/torches.py "${@:2}" ;;
     check)
         "$venv/bin/ruff" format --check .

@@ -103,6 +103,7 @@ EXTRAS = {
     ("signatures",): "",
     ("test", "--fast"): "[test,docs,hf,torchx,spmd]",
     ("gpu-tests",): "[test,docs,hf,torchx,spmd]",
+    ("gpu-day",): "[test,docs,hf,torchx,spmd]",
     ("torches", "newest"): "[test,docs,hf,torchx,spmd]",
     ("check",): "[check]",
     ("docs",): "[docs]",

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from conftest import DATA
+from gpu_day import replayed
 from processes import Children
 
 from distbench.simulate.allocator import MIB, CachingAllocator, OutOfMemory, replay_memory
@@ -212,11 +213,7 @@ def test_a_real_step_reserves_what_the_replay_says(children: Children) -> None:
     done = children.python(DATA / "cuda_memory_history.py", timeout=300)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    events: list[Event] = [
-        Allocated(number, size, stream, "other", "") if size else Freed(number)
-        for number, size, stream in told["events"]
-    ]
-    used = replay_memory(events)
-    assert len(events) > 100
+    used = replayed(told)
+    assert len(told["events"]) > 100
     assert used.live_bytes == pytest.approx(told["max_requested_bytes"], rel=0.01)
     assert used.reserved_bytes == pytest.approx(told["max_reserved_bytes"], rel=0.01)
