@@ -159,7 +159,7 @@ def _mesh_dim(axis: Any, names: Sequence[str], mesh: Any) -> int:
         return names.index(axis)
     if mesh is not None:
         of = sys.modules["spmd_types"].normalize_axis
-        with contextlib.suppress(TypeError, ValueError):  # of an object that is no axis
+        with contextlib.suppress(TypeError, ValueError):  # of an object of another kind
             for mesh_dim in range(len(names)):
                 if of(mesh.get_group(mesh_dim)) == of(axis):
                     return mesh_dim

@@ -88,7 +88,7 @@ def plan(
             raise UserError("planner direct needs a mesh of one mesh dim or of all ranks; use calibrated")
         planner = "calibrated"
     if before == after:
-        planner = "calibrated"  # An exchange makes no Partial, not even the one that is there.
+        planner = "calibrated"  # An exchange makes no Partial, and here is nothing to exchange.
 
     def between(start: State, end: State, planner: str | None) -> Plan:
         try:
