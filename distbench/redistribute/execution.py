@@ -27,7 +27,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 Step = Callable[[torch.Tensor], Transit]
 _steps: "WeakKeyDictionary[Plan, list[Step]]" = WeakKeyDictionary()
 # Plans by key, because a compiled graph has only texts and numbers as arguments. Inductor keeps graphs on disk for
-# other processes, so a key is a digest of what the plan does on this rank.
+# other processes, so a key is a digest (`key_of`). Of equal plans the newest is kept, whose process groups exist.
 _plans: dict[str, Plan] = {}
 GRADIENT = "'"  # at the end of a key: the plan's `backward`
 
@@ -342,26 +342,25 @@ def _padded(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
     return torch.cat((tensor, tensor.new_zeros(shape)), dim=dim)
 
 
-def bound(
-    plan: Plan, mesh: Any, ranks: Sequence[int], plan_backward: Callable[[], Plan], gradient_of: str = ""
-) -> Plan:
-    """Return a plan that can be executed on a DeviceMesh.
+def key_of(plan: Plan, mesh: Any, ranks: Sequence[int], gradients: Sequence[State]) -> str:
+    """Return a digest of what a plan does on this rank, and of the layouts of its gradients."""
+    layouts = [*map(str, gradients)]
+    does = plan.planner, plan.path, plan.problem, mesh.device_type, [*ranks], mesh.get_coordinate(), layouts
+    return hashlib.sha256(repr(does).encode()).hexdigest()[:20]
 
-    `plan_backward` may run while torch traces a graph, in which no tensor has values.
+
+def bound(plan: Plan, mesh: Any, ranks: Sequence[int], key: str, plan_backward: Callable[[], Plan]) -> Plan:
+    """Return a plan that can be executed on a DeviceMesh.
 
     Args:
         ranks: global ranks of the mesh, row-major.
-        gradient_of: key of the plan whose backward this is, if it is one.
+        key: from `key_of`; of the plan of a gradient, the key of its forward with GRADIENT.
+        plan_backward: may run while torch traces a graph, in which no tensor has values.
     """
     _define_operator()
-    ready = replace(plan, mesh=mesh, ranks=tuple(ranks), plan_backward=plan_backward)
-    coordinate = mesh.get_coordinate()
-    if gradient_of:
-        ready = replace(ready, key=gradient_of + GRADIENT)
-    else:
-        does = ready.planner, ready.path, ready.problem, ready.ranks, coordinate
-        ready = replace(ready, key=hashlib.sha256(repr(does).encode()).hexdigest()[:20])
-        _plans[ready.key] = ready
-    if coordinate is not None:
+    ready = replace(plan, mesh=mesh, ranks=tuple(ranks), plan_backward=plan_backward, key=key)
+    if not key.endswith(GRADIENT):
+        _plans[key] = ready
+    if mesh.get_coordinate() is not None:
         _steps[ready] = _steps_of(ready)
     return ready

@@ -12,7 +12,7 @@ from distbench.planning.cheapest_path import Problem
 from distbench.planning.cost_profile import DIRECT, MeshCost, Profile, TorchCost, load_profile, measured_cost
 from distbench.planning.placement_states import NotHandled, State
 from distbench.planning.redistribution_plans import Plan, Setting, plan_redistribution, require_max_bytes
-from distbench.redistribute.execution import bound, unchecked
+from distbench.redistribute.execution import GRADIENT, bound, key_of, unchecked
 from distbench.redistribute.layouts import layout_of
 from distbench.spec.errors import UserError
 from distbench.spec.placements import OUR_PLANNERS
@@ -105,14 +105,14 @@ def plan(
     def backward() -> Plan:
         # An exchange makes no Partial.
         by = "calibrated" if gradient_after.partials else forward.planner
-        return bound(between(gradient_before, gradient_after, by), mesh, ranks, twice, ready.key)
+        return bound(between(gradient_before, gradient_after, by), mesh, ranks, key + GRADIENT, twice)
 
     def twice() -> Plan:
         by = "calibrated" if again[1].partials else forward.planner
-        return bound(between(*again, by), mesh, ranks, backward, ready.backward.key)
+        return bound(between(*again, by), mesh, ranks, key + 2 * GRADIENT, backward)
 
-    ready = bound(forward, mesh, ranks, backward)
-    return ready
+    key = key_of(forward, mesh, ranks, (gradient_before, gradient_after, *again))
+    return bound(forward, mesh, ranks, key, backward)
 
 
 def _sizes(mesh: Any, profile: Profile | None) -> dict[str, int]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed import config
+import torch.distributed as dist
 
 from distbench.observe.module_attribution import CollectiveTracker, Communication, IssueContext
 from distbench.ranks.context import dtype_name
@@ -773,7 +773,8 @@ class StageMessages:
         return messages_of_stages(self._issue)
 
     def _issue(self, tensors: Sequence[torch.Tensor], messages: Sequence[CollectiveCall]) -> list[Sent]:
-        is_per_edge = getattr(config, "pipeline_per_edge_p2p", False)
+        # The module is imported where the option is set; torch 2.11 may lack both.
+        is_per_edge = getattr(getattr(dist, "config", None), "pipeline_per_edge_p2p", False)
         if len({message.kind for message in messages}) > 1 and not is_per_edge:
             return [self._at_once((*messages[0].ranks, -1), tensors, messages)]
         edges = [(self._rank, message.peer or 0)[:: 1 if message.kind == "send" else -1] for message in messages]

@@ -105,6 +105,28 @@ def check_compiled(mesh: DeviceMesh, backend: str) -> int:
     return len(pairs)
 
 
+def check_gradients_in_graphs(mesh: DeviceMesh) -> int:
+    """Two plans with the same layouts, whose gradients have others: a replica of DTensor and R of spmd_types."""
+    try:
+        import spmd_types as spmd
+    except ImportError:
+        return 0
+    full, names = tagged((6, 5), torch.float32), mesh.mesh_dim_names or ()
+    given = shard(full, parse_state("S(0)R", 2), mesh)
+    sources = "RR", spmd.SpmdType(dict.fromkeys(names, spmd.R))
+    plans = [redistribute.plan(source, "S(0)R", (6, 5), mesh, planner="calibrated") for source in sources]
+    assert plans[0].path == plans[1].path and plans[0].key != plans[1].key
+    for plan in plans:  # the older one first
+        gradients = []
+        for call in (redistribute.execute, torch.compile(redistribute.execute, backend="aot_eager", fullgraph=True)):
+            local = full.clone().requires_grad_()
+            call(local, plan).backward(given)
+            gradients.append(local.grad)
+        assert torch.equal(*gradients), plan.source
+        torch._dynamo.reset()
+    return len(plans)
+
+
 def check_dtypes(mesh: DeviceMesh) -> int:
     """Whatever torch can hold: lazy conjugates, averages of complex numbers, dtypes that collectives reject."""
     full, shape = tagged((8, 12), torch.float32), (8, 12)
@@ -222,6 +244,7 @@ def main(out: Path, backend: str) -> None:
     checked["front ends"], checked["refused"] = check_front_ends(square), check_refusals(square)
     checked["spmd_types"] = check_spmd_types(flat)
     checked["dtypes"] = check_dtypes(square)
+    check_gradients_in_graphs(square)
     checked["compiled"] = check_compiled(square, backend)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(checked))
