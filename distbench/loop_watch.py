@@ -35,13 +35,20 @@ from distbench.observe.module_attribution import mesh_dims_by_ranks
 from distbench.ranks.device import Accelerator
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import ranks_text
-from distbench.torch_private import Issued, Unsupported, default_store, finished_parameter, timed_collectives
+from distbench.torch_private import (
+    Issued,
+    Unsupported,
+    default_store,
+    finished_parameter,
+    timed_collectives,
+    wait_for_stamps,
+)
 
 # A smaller lateness is not reported, as a share of the median sampled step.
 LEAST_SHARE = 0.02
 # The first line is printed after this many sampled steps, the next line after twice as many, and so on.
 FIRST_LOOK = 8
-EXIT_S = 10.0  # rank 0 waits for the last samples of other ranks
+EXIT_S = 10.0  # for the last collectives of this rank, and on rank 0 for the last samples of other ranks
 SAMPLES = "sampled steps"
 
 Ranks = tuple[int, ...]
@@ -175,6 +182,7 @@ class Watch:
     def __exit__(self, kind: object, *_: object) -> None:
         self._is_open = False
         self._window.close()
+        wait_for_stamps(EXIT_S if kind is None else 1.0)
         with contextlib.suppress(RuntimeError):
             self._store.set(f"ended/{self._rank}", "")
             if self._rank == 0:

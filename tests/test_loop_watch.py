@@ -152,6 +152,12 @@ def test_rank_0_does_not_wait_long_for_a_rank_that_stays_in_the_block(found: Any
 
 
 @pytest.mark.long
+def test_a_model_that_outlives_its_process_group_ends_without_a_deadlock(ranks: Ranks) -> None:
+    done = ranks.torchrun(2, ROOT / "tests" / "ranks" / "late_stamps.py")
+    assert (done.returncode, done.stdout) == (0, "ended\n" * 2), done.stderr
+
+
+@pytest.mark.long
 def test_ranks_that_step_less_often_are_compared_over_the_common_steps(found: Any) -> None:
     ((*_, num_samples, _),) = found["uneven"]["late"]
     assert named(found, "uneven") == {("rank 0", "0-3")} and num_samples == 7

@@ -31,6 +31,7 @@ from distbench.torch_private.collectives import (
     nothing_sent,
     tensors_in,
     timed_collectives,
+    wait_for_stamps,
     waited_for,
     written_by,
 )

@@ -10,6 +10,7 @@ import inspect
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -335,6 +336,7 @@ def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
 
     with _handled(handle):
         yield
+    wait_for_stamps(0.001)
 
 
 @contextlib.contextmanager
@@ -412,6 +414,10 @@ def _handled(handle: Callable[[Any, Callable[[], Any], Any], Any]) -> Iterator[N
         library._destroy()
 
 
+# Callbacks that a backend's thread still has: it drops them by its last use of the GIL.
+_stamps: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
+
+
 def _timed(boxed: Any, issued: Issued) -> Any:
     """Return the caller's work, which stamps the collective's completion; its wait is the collective's wait.
 
@@ -436,8 +442,21 @@ def _timed(boxed: Any, issued: Issued) -> Any:
 
         waiter = _waited_for_at_once(work, stamp) if issued.call.kind in PEERS else wait
         return torch._C._distributed_c10d.PythonCallbackWork(waiter).boxed()
+    _stamps.add(stamp)
     future.add_done_callback(stamp)
     return boxed
+
+
+def wait_for_stamps(limit_s: float) -> None:
+    """Wait at most so many seconds until the backends' threads have stamped the ends of all timed collectives.
+
+    DDP waits for futures, and waiters of a future continue before its callbacks. A thread of gloo that needs the GIL for
+    a callback deadlocks with a DDP model that is the last owner of the process group: `~Reducer` joins the thread, and
+    holds the GIL (pytorch/pytorch#56297). At the end of the interpreter such a thread aborts the process.
+    """
+    ends_at = time.monotonic() + limit_s
+    while _stamps and time.monotonic() < ends_at:
+        time.sleep(0.0002)
 
 
 def _waited_for_at_once(work: Any, stamp: Callable[[], None]) -> Callable[[Any], bool]:

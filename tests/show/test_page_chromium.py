@@ -261,9 +261,12 @@ def _links_to_rows(browser: Browser, page: Path) -> None:
 def _turns_dark_and_folds(browser: Browser) -> None:
     browser.run("document.querySelector('#theme').click()")
     assert browser.run("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    # Kept for the next visit; on paper it is light, and all of it is there.
-    browser.reload()
-    assert browser.run("document.documentElement.dataset.theme") == "dark"
+    # Kept for the next visit, a moment after the click; on paper it is light, and all of it is there.
+    for _ in range(10):
+        browser.reload()
+        if kept := browser.run("document.documentElement.dataset.theme"):
+            break
+    assert kept == "dark"
     browser.run("document.querySelector('#fold').click()")
     assert browser.run("document.querySelectorAll('details.section[open]').length") == 0
     browser.call("Emulation.setEmulatedMedia", media="print")
