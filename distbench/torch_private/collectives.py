@@ -450,9 +450,9 @@ def _timed(boxed: Any, issued: Issued) -> Any:
 def wait_for_stamps(limit_s: float) -> None:
     """Wait at most so many seconds until the backends' threads have stamped the ends of all timed collectives.
 
-    DDP waits for futures, and waiters of a future continue before its callbacks. A thread of gloo that needs the GIL for
-    a callback deadlocks with a DDP model that is the last owner of the process group: `~Reducer` joins the thread, and
-    holds the GIL (pytorch/pytorch#56297). At the end of the interpreter such a thread aborts the process.
+    DDP waits for futures, and waiters of a future continue before its callbacks. A thread of gloo that needs the GIL
+    for a callback deadlocks with a DDP model that is the last owner of the process group: `~Reducer` joins the thread,
+    and holds the GIL (pytorch/pytorch#56297). At the end of the interpreter such a thread aborts the process.
     """
     ends_at = time.monotonic() + limit_s
     while _stamps and time.monotonic() < ends_at:
