@@ -269,8 +269,8 @@ def watch(every: int = 100, *, mesh: DeviceMesh | None = None) -> Watch:
 
     The loop calls `step()` of the result once per step. Rank 0 prints to stderr: after 8, 16, 32, ... sampled steps,
     and at the end. All ranks must enter the block. An exception in the block ends the watch on its rank; no other rank
-    waits for that rank. At its own end a rank waits at most 10 s for its unfinished collectives (1 s after an
-    exception), and rank 0 at most 10 s for the last samples.
+    waits for that rank. At its own end a rank waits at most 10 s (1 s after an exception) for the collectives of its
+    sampled steps that are still running, and rank 0 at most 10 s for the last samples.
 
     Args:
         every: one step in `every` steps is timed. Other steps are unchanged.

@@ -154,7 +154,7 @@ def test_rank_0_does_not_wait_long_for_a_rank_that_stays_in_the_block(found: Any
 @pytest.mark.long
 def test_a_model_that_outlives_its_process_group_ends_without_a_deadlock(ranks: Ranks) -> None:
     done = ranks.torchrun(2, ROOT / "tests" / "ranks" / "late_stamps.py")
-    assert (done.returncode, done.stdout) == (0, "ended\n" * 2), done.stderr
+    assert (done.returncode, done.stdout.count("ended")) == (0, 2), done.stderr
 
 
 @pytest.mark.long
