@@ -9,6 +9,7 @@ again. About 10 minutes on two quiet cores.
 """
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,6 @@ from distbench.records.dataframe import frame_of, measured_of
 from distbench.records.run_file import read_run
 from distbench.search.measured import SCREENING
 from distbench.search.space import Candidate, Setup, all_of, set_up
-from distbench.search.sweep import AskedSweep, run_sweep
 from distbench.search.sweep_child import SweepChild, facts_of
 from distbench.spec import Settings
 from distbench.spec.job import MESH, variant_text
@@ -96,19 +96,23 @@ def plans_of(setup: Setup) -> list[Candidate]:
 
 def recommended(setup: Setup, budget_s: float, out: Path) -> str:
     """What `distbench tune NAME --world 4 --max-time ...` recommends."""
-    given = {"mesh": None, "hardware": None, "memory": None, "float8": None, "choices": setup.given, "price": None}
-    limits = {"budget_s": budget_s, "max_plans": 80, "world": WORLD}
-    flags = {
-        "headroom": None,
-        "max_step_s": None,
-        "objective": "tokens",
-        "around_my_plan": False,
-        "quick": setup.quick,
-        "resume": False,
-        "quiet": True,
-    }
-    found, _ = run_sweep(AskedSweep.of(setup.entry.name, out, **given, **limits, **flags), lambda _: None)
-    return found.best.candidate.text
+    words = [
+        "--world",
+        str(WORLD),
+        "--max-time",
+        f"{budget_s:g}s",
+        "--results",
+        str(out),
+        "--format",
+        "json",
+        "--quiet",
+    ]
+    words += [word for text in setup.given for word in ("--set", text)]
+    words += ["--quick"] * setup.quick
+    command = [sys.executable, "-m", "distbench", "tune", setup.entry.name, *words]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    best = answer["plans"][0]
+    return Candidate(tuple(best["mesh"].items()), tuple(best["changes"].items())).text
 
 
 def measured(setup: Setup, plans: Sequence[Candidate], settings: Settings, out: Path) -> dict[str, float]:

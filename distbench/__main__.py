@@ -6,8 +6,6 @@ No command ends with a traceback: its exit code would be 1, which `distbench gat
 import contextlib
 import os
 import sys
-import tempfile
-import traceback
 from pathlib import Path
 
 USER_ERROR, UNFORESEEN, INTERRUPTED, PIPE_CLOSED = 2, 70, 130, 141
@@ -61,6 +59,9 @@ def _require_output() -> None:
 
 def unforeseen(error: Exception) -> str:
     """Return a sentence on an internal error, and write its traceback to a file."""
+    import tempfile
+    import traceback
+
     error_text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     try:
         handle, name = tempfile.mkstemp(prefix="distbench-", suffix=".txt")

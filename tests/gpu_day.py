@@ -23,7 +23,6 @@ from gpu_tests import MAX_LINES, ROOT
 from distbench.processes import last_words, start_supervised, stop_supervised
 from distbench.records.machine import accelerator_here
 from distbench.simulate.allocator import MemoryUse, replay_memory
-from distbench.simulate.hardware_file import shipped_hardware
 from distbench.simulate.recording import Allocated, Event, Freed
 from distbench.spec.errors import UserError
 
@@ -273,29 +272,6 @@ def tests_section(_: Outputs) -> list[str]:
     return ["", counts, "", *f"{head}{rest}".replace("\n## ", "\n### ").splitlines()]
 
 
-def shipped_for(device_name: str) -> str:
-    """Return the shipped hardware file for a device, such as h100 for "NVIDIA H100 80GB HBM3".
-
-    Raises:
-        UserError: no shipped file has the name of the device.
-    """
-    words = set(re.split(r"\W+", device_name.lower()))
-    matches = [name for name in shipped_hardware() if set(name.split("_")) <= words]
-    if not matches:
-        shipped = ", ".join(shipped_hardware())
-        raise UserError(f"no shipped hardware file for {device_name!r} ({shipped}); give --hardware NAME|FILE")
-    return max(matches, key=len)
-
-
-def name_of_device() -> str:
-    """Return the accelerator's name. A child asks torch, because this process must not open the device."""
-    ask = "import torch; print(torch.get_device_module().get_device_name())"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode:
-        raise UserError(f"torch cannot name the device: {last_words(done.stderr.splitlines())}")
-    return done.stdout.strip()
-
-
 def stages_of(device: str, num_devices: int, hardware: str | None) -> list[Stage]:
     """Return the stages for a type of device; the CPU rehearses them. Their limits sum to at most LIMIT_S."""
     rehearses = device == "cpu"
@@ -308,12 +284,15 @@ def stages_of(device: str, num_devices: int, hardware: str | None) -> list[Stage
         command = (*DISTBENCH, "calibrate", *on_device, "--results", runs)
         if rehearses:
             return (*command, "--quick", "--mesh", "tp=2", "--only", "hardware", "--hardware-out", str(calibrated))
-        if num_devices == 1:
-            raise Skipped("one device has no collectives to calibrate; operators of accelerators are not calibrated")
-        return (*command, "--mesh", f"tp={num_devices}", "-o", str(FOLDER / "profile.json"))
+        base = ("--base", hardware) if hardware else ()
+        mesh = ("--mesh", f"tp={num_devices}")
+        only = ("--only", "hardware") if num_devices == 1 else ("-o", str(FOLDER / "profile.json"))
+        return (*command, *mesh, *only, *base, "--hardware-out", str(calibrated))
 
     def simulate() -> Sequence[str]:
-        chosen = hardware or (str(calibrated) if rehearses else shipped_for(name_of_device()))
+        if not calibrated.is_file() and hardware is None:
+            raise Skipped("the calibration wrote no hardware file; give --hardware NAME|FILE")
+        chosen = str(calibrated) if calibrated.is_file() else str(hardware)
         words = ("--hardware", chosen, "--results", str(FOLDER / "simulated"), "--format", "json")
         return (*DISTBENCH, "simulate", *steps, *words)
 

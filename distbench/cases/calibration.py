@@ -5,9 +5,10 @@ hardware file. Operators run on every rank at once, collectives in groups of eve
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,42 @@ PAYLOAD_BYTES = (4096, 131072, 2097152, 8388608, 25165824)
 # Operations of one call of a case. The call takes some tens of milliseconds on a current core.
 CALL_FLOPS, CALL_BYTES = 1e9, 2.5e8
 CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
+HOST_LAYERS = 16  # of a chain of operators that are shorter than the host's work for them
+COMPUTE, COMMUNICATION = "compute", "communication"
+OVERLAP = (COMPUTE, COMMUNICATION, "both")  # parts of a measured overlap
+OVERLAP_SIDE, OVERLAP_MATMULS, OVERLAP_BYTES, OVERLAP_MESSAGES = 4096, 64, 1 << 26, 8
+
+
+class Sizes(NamedTuple):
+    """Sizes of a type of device, each from the smallest; see the constants above for the CPU's.
+
+    Args:
+        matmul_sides: dtype to sides.
+        attention_shapes: batch, heads, sequence, head dim.
+        attention_dtype: dtype of attention.
+        call_flops, call_bytes: operations of one call of a case.
+    """
+
+    matmul_sides: Mapping[str, Sequence[int]]
+    memory_bytes: Sequence[int]
+    attention_shapes: Sequence[tuple[int, ...]]
+    attention_dtype: str
+    payload_bytes: Sequence[int]
+    call_flops: float
+    call_bytes: float
+
+
+OF_CPU = Sizes(MATMUL_SIDES, MEMORY_BYTES, ATTENTION_SHAPES, "f32", PAYLOAD_BYTES, CALL_FLOPS, CALL_BYTES)
+# Operators that fill an accelerator, buffers beyond its caches, and calls of some milliseconds.
+OF_ACCELERATOR = Sizes(
+    matmul_sides={"f32": (2048, 4096), "bf16": (2048, 4096, 8192)},
+    memory_bytes=(402653184, 805306368),
+    attention_shapes=((8, 16, 1024, 128), (2, 16, 4096, 128), (1, 16, 8192, 128)),
+    attention_dtype="bf16",
+    payload_bytes=(65536, 1 << 20, 1 << 24, 1 << 27, 1 << 28),
+    call_flops=2e12,
+    call_bytes=4e9,
+)
 
 
 def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
@@ -206,18 +243,26 @@ def compute_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec
     count = scenario.compute
     if not count:
         return
-    for dtype, sides in MATMUL_SIDES.items():
+    on_accelerator = is_accelerator(context.device.type)
+    sizes = OF_ACCELERATOR if on_accelerator else OF_CPU
+    for dtype, sides in sizes.matmul_sides.items():
         for side in sides[:count]:
-            yield _compute_spec(f"matmul_{dtype}", str(side), partial(_matmul, side, TORCH_DTYPES[dtype]), context)
-    for num_bytes in MEMORY_BYTES[:count]:
-        yield _compute_spec("memory", str(num_bytes), partial(_elementwise, num_bytes), context)
-    for shape in ATTENTION_SHAPES[:count]:
-        name = "x".join(map(str, shape))
-        yield _compute_spec("attention", name, partial(_attention, shape), context)
-        yield _compute_spec("attention_backward", name, partial(_attention_backward, shape), context)
+            make = partial(_matmul, side, TORCH_DTYPES[dtype], sizes.call_flops)
+            yield _compute_spec(f"matmul_{dtype}", str(side), make, context)
+    for num_bytes in sizes.memory_bytes[:count]:
+        yield _compute_spec("memory", str(num_bytes), partial(_elementwise, num_bytes, sizes.call_bytes), context)
+    for shape, is_causal in product(sizes.attention_shapes[:count], (True, False) if on_accelerator else (True,)):
+        name, suffix = "x".join(map(str, shape)), "" if is_causal else "_full"
+        about = shape, is_causal, TORCH_DTYPES[sizes.attention_dtype], sizes.call_flops
+        yield _compute_spec(f"attention{suffix}", name, partial(_attention, *about), context)
+        yield _compute_spec(f"attention_backward{suffix}", name, partial(_attention_backward, *about), context)
+    if on_accelerator:
+        yield _compute_spec("host", str(HOST_LAYERS), _host_work, context)
+        for part in OVERLAP if context.mesh.size() > 1 else ():
+            yield _compute_spec("overlap", part, partial(_overlap, part), context)
     for lies, group_size, stride in _groups_measured(context.mesh.size(), context.hosts):
         for op in COLLECTIVES:
-            for size_bytes in PAYLOAD_BYTES[:count]:
+            for size_bytes in sizes.payload_bytes[:count]:
                 yield _collective_spec(op, lies, group_size, stride, size_bytes, context)
 
 
@@ -247,7 +292,7 @@ class Work(NamedTuple):
     most: float
 
 
-def _matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
+def _matmul(side: int, dtype: torch.dtype, call_flops: float, device: torch.device) -> Work:
     """Make a linear layer's three matmuls: its output, and the gradients of its input and of its weight."""
     inputs, weight, gradient = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
 
@@ -256,10 +301,10 @@ def _matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
         torch.mm(gradient, weight)
         torch.mm(gradient.t(), inputs)
 
-    return Work(call, 2 * side**3, 3, CALL_FLOPS)
+    return Work(call, 2 * side**3, 3, call_flops)
 
 
-def _elementwise(num_bytes: int, device: torch.device) -> Work:
+def _elementwise(num_bytes: int, call_bytes: float, device: torch.device) -> Work:
     """Make four operators of a model and its optimizer, each of which reads and writes `num_bytes` in total."""
     left, right = torch.randn(2, num_bytes // 12, device=device)
     tensor = torch.randn(num_bytes // 8, device=device)
@@ -270,27 +315,61 @@ def _elementwise(num_bytes: int, device: torch.device) -> Work:
         left.lerp_(right, 0.5)
         tensor.clone()
 
-    return Work(call, num_bytes, 4, CALL_BYTES)
+    return Work(call, num_bytes, 4, call_bytes)
 
 
-def _attention(shape: tuple[int, ...], device: torch.device) -> Work:
-    query, key, value = torch.randn(3, *shape, device=device)
-    call = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
-    return Work(call, _attention_flops(shape), 1, CALL_FLOPS)
+def _attention(
+    shape: tuple[int, ...], is_causal: bool, dtype: torch.dtype, call_flops: float, device: torch.device
+) -> Work:
+    query, key, value = torch.randn(3, *shape, device=device).to(dtype)
+    call = partial(F.scaled_dot_product_attention, query, key, value, is_causal=is_causal)
+    return Work(call, _attention_flops(shape, is_causal), 1, call_flops)
 
 
-def _attention_backward(shape: tuple[int, ...], device: torch.device) -> Work:
-    inputs = [tensor.requires_grad_() for tensor in torch.randn(3, *shape, device=device).unbind()]
+def _attention_backward(
+    shape: tuple[int, ...], is_causal: bool, dtype: torch.dtype, call_flops: float, device: torch.device
+) -> Work:
+    inputs = [tensor.requires_grad_() for tensor in torch.randn(3, *shape, device=device).to(dtype).unbind()]
     query, key, value = inputs
-    output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    output = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     call = partial(torch.autograd.grad, output, inputs, torch.ones_like(output), retain_graph=True)
-    return Work(call, _attention_flops(shape) * 5 // 2, 1, CALL_FLOPS)
+    return Work(call, _attention_flops(shape, is_causal) * 5 // 2, 1, call_flops)
 
 
-def _attention_flops(shape: tuple[int, ...]) -> int:
-    """Return floating point operations of causal attention's forward: half of full attention's, as in recordings."""
+def _attention_flops(shape: tuple[int, ...], is_causal: bool) -> int:
+    """Return floating point operations of attention's forward; causal attention has half of them, as in recordings."""
     batch, heads, sequence, head_dim = shape
-    return 2 * batch * heads * sequence * sequence * head_dim
+    return (2 if is_causal else 4) * batch * heads * sequence * sequence * head_dim
+
+
+def _host_work(device: torch.device) -> Work:
+    """Make forward and backward of a chain of small modules, which the device runs faster than the host issues them."""
+    layers = [layer for _ in range(HOST_LAYERS) for layer in (torch.nn.Linear(64, 64), torch.nn.SiLU())]
+    model, inputs = torch.nn.Sequential(*layers).to(device), torch.randn(64, 64, device=device)
+
+    def call() -> None:
+        torch.autograd.grad(model(inputs).sum(), [*model.parameters()])
+
+    # Per layer addmm and silu, their gradients and those of weight and bias, except the first input's; then the sum and
+    # its gradient of ones.
+    num_operators = 6 * HOST_LAYERS - 1 + 2
+    return Work(call, 1, num_operators, 4 * num_operators)
+
+
+def _overlap(part: str, device: torch.device) -> Work:
+    """Make matmuls, all-reduces of all ranks, or both at the same time."""
+    left, right = torch.randn(2, OVERLAP_SIDE, OVERLAP_SIDE, device=device).to(torch.bfloat16)
+    payload = torch.zeros(OVERLAP_BYTES // 4, device=device)
+    num_messages, num_matmuls = OVERLAP_MESSAGES * (part != COMPUTE), OVERLAP_MATMULS * (part != COMMUNICATION)
+
+    def call() -> None:
+        works: list[Any] = [dist.all_reduce(payload, async_op=True) for _ in range(num_messages)]
+        for _ in range(num_matmuls):
+            torch.mm(left, right)
+        for work in works:
+            work.wait()
+
+    return Work(call, 1, 1, 1)
 
 
 def _compute_spec(what: str, size: str, make: Callable[[torch.device], Work], context: RankContext) -> CaseSpec:

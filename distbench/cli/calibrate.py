@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 HARDWARE = "hardware.json"
 # Passes and timed seconds for a hardware file: several passes over the operators, because one period may be slow.
 PASSES, OPERATORS_S, STEPS_S = 4, 12.0, 10.0
+NAME_S = 120.0  # the longest time in which torch may name the device
 SHORT = 10.0  # the factor by which --quick is shorter
 NO_BASE = (
     "no hardware file was written and the profile has free copies, because the files have no device rates; give --base "
@@ -78,7 +79,9 @@ class FromOptions:
         help="Measure nothing; fit to files of nccl-tests (-J), run files, folders, or runs such as last.",
     )
     base: str | None = option(
-        "--base", metavar="NAME|FILE", help="--from: hardware file; the files replace its figures of links."
+        "--base",
+        metavar="NAME|FILE",
+        help="Hardware file whose figures are replaced: of links with --from, also of operators on accelerators.",
     )
     devices_per_node: int | None = option(
         "--devices-per-node",
@@ -141,9 +144,10 @@ def calibrate(
     """Measure this machine, and write a profile for planning and a hardware file for simulation.
 
     The profile lists the time of every collective over every mesh dim by size. All groups of a mesh dim run at once, as
-    in DTensor. On CPUs the hardware file lists times of operators that run on all ranks at once, and of small steps.
-    `simulate --hardware FILE` predicts steps of any plan on this machine. On several hosts (torchrun, srun) the profile
-    also lists the process groups of other meshes, with one line per group shape.
+    in DTensor. On CPUs the hardware file lists times of operators that run on all ranks at once, and of small steps. On
+    accelerators, --only hardware or --base writes a copy of a base with measured rates and links; the default base is
+    the shipped file of this device. `simulate --hardware FILE` predicts steps of any plan on this machine. On several
+    hosts (torchrun, srun) the profile also lists the process groups of other meshes, with one line per group shape.
 
     With --from no ranks are started. The profile is fitted to earlier runs or to files of nccl-tests. With --base the
     links of a hardware file are fitted too.
@@ -153,6 +157,7 @@ def calibrate(
       distbench calibrate --mesh dp_shard=2,tp=4 -o profile.json --plots plots
       distbench run redistribute --mesh dp_shard=2,tp=4 --profile profile.json
       distbench simulate llama_2d --hardware hardware.json
+      distbench calibrate --only hardware --hardware-out my_node.json
       distbench calibrate --from all_reduce.json alltoall.json --base h100
     """
     from distbench.launch import Request, jobs_of
@@ -170,7 +175,7 @@ def calibrate(
         files = replace(given_files, sources=sources)
         _calibrate_from(files, of_request["out"], chosen, output, hardware_out, only, form, quiet)
         return
-    refuse_without("--from", "more_sources", "base", "devices_per_node", "chosen")
+    refuse_without("--from", "more_sources", "devices_per_node", "chosen")
     if plots:
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
@@ -179,11 +184,11 @@ def calibrate(
         mesh = {"dp_shard": num_hosts, "tp": len(hosts) // num_hosts}
     request = Request(targets=("calibrate",), mesh=mesh, started_at=STARTED_AT, **of_request)
     jobs = jobs_of(request, joined)
-    hardware = _hardware_file(jobs[0], hardware_out, output, only or ("profile" if request.quick else None))
+    base = _base_of(jobs[0], given_files.base, hardware_out, only)
+    hardware = _hardware_file(jobs[0], hardware_out, output, only or ("profile" if request.quick else None), base)
     if hardware is not None:
-        check_writable(hardware, "--hardware-out")
         calibration = jobs if only != "hardware" else []
-        jobs = [*calibration, *_jobs_of_hardware(request, mesh_size(jobs[0].mesh), joined)]
+        jobs = [*calibration, *_jobs_of_hardware(request, mesh_size(jobs[0].mesh), joined, base)]
     is_first = joined is None or joined.rank == 0
     if dry_run:
         if is_first:
@@ -197,7 +202,7 @@ def calibrate(
         if only != "hardware":
             texts[output] = _write_profile(Path(jobs[0].run_file), output, plots)
         if hardware is not None:
-            texts[hardware] = _write_hardware(jobs[-2], jobs[-1], hardware)
+            texts[hardware] = _write_device(jobs[-1], hardware, base) if base else _write_hardware(*jobs[-2:], hardware)
         use = ["run", "redistribute", "--mesh", format_mesh(jobs[0].mesh), "--profile", str(output)]
         _say_files(texts, hardware, form, quiet, use)
     sys.exit(exit_code)
@@ -233,9 +238,7 @@ def _calibrate_from(
     record, base = base_hardware(files.base) if files.base else ({}, None)
     hardware = (hardware_out or output.with_name(HARDWARE)) if base and only != "profile" else None
     if hardware is not None:
-        check_writable(hardware, "--hardware-out")
-        if hardware.resolve() == Path(str(files.base)).resolve():
-            raise UserError(f"{hardware} is the base, which is not overwritten; give another --hardware-out")
+        _require_other_file(hardware, files.base)
     warnings: list[str] = []
     runs = with_cases(read_sources(files.sources, results, warnings), chosen)
     timings, measured = timings_in(runs, files.devices_per_node, warnings)
@@ -275,28 +278,59 @@ def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quie
         say(f"Next: {shlex.join(['distbench', *use])}")
 
 
-def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: str | None) -> Path | None:
-    """The hardware file's path, or None without a hardware file."""
-    if only == "profile" and hardware_out is None:
+def _base_of(job: "Job", given: str | None, hardware_out: Path | None, only: str | None) -> str | None:
+    """The base of an accelerator's hardware file, or None without such a file.
+
+    Raises:
+        UserError: the base is not valid, is of CPUs, or no shipped file has the name of the device.
+    """
+    from distbench.processes import ask_child
+    from distbench.simulate.hardware_file import load_hardware, shipped_for
+
+    if job.device == "cpu":
+        if given:
+            raise UserError("--base has no effect on CPUs, whose figures are all measured; leave --base out")
         return None
-    if job.device != "cpu" and (hardware_out is not None or only == "hardware"):
-        raise UserError(
-            f"calibrate measures only collectives on {job.device} devices; remove --hardware-out and --only hardware, "
-            "and use a shipped hardware file"
-        )
-    if mesh_size(job.mesh) == 1:
+    if given is None and (only == "profile" or (hardware_out is None and only is None)):
+        return None
+    if given is None:
+        failure = f"torch cannot name the {job.device} device ({{why}}); give --base NAME|FILE"
+        return shipped_for(ask_child("device_name", [job.device], timeout_s=NAME_S, failure=failure), "--base")
+    if load_hardware(given).host is not None:
+        raise UserError(f"hardware file {given} is of CPUs; give --base the file of an accelerator, such as h100")
+    return given
+
+
+def _hardware_file(
+    job: "Job", hardware_out: Path | None, output: Path, only: str | None, base: str | None
+) -> Path | None:
+    """The hardware file's path, or None without a hardware file."""
+    if (only == "profile" and hardware_out is None and base is None) or (job.device != "cpu" and base is None):
+        return None
+    if job.device == "cpu" and mesh_size(job.mesh) == 1:
         return None  # The error of the profile has the next step.
-    return hardware_out or (output.with_name(HARDWARE) if job.device == "cpu" else None)
+    hardware = hardware_out or output.with_name(HARDWARE)
+    _require_other_file(hardware, base)
+    return hardware
 
 
-def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None") -> "list[Job]":
-    """Two jobs: operators and steps."""
+def _require_other_file(hardware: Path, base: str | None) -> None:
+    """Raise UserError if the hardware file cannot be written, or is its base."""
+    check_writable(hardware, "--hardware-out")
+    if base and hardware.resolve() == Path(base).resolve():
+        raise UserError(f"{hardware} is the base, which is not overwritten; give another --hardware-out")
+
+
+def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None", base: str | None) -> "list[Job]":
+    """The job of operators; on CPUs (without a base) also the job of steps."""
     from distbench.launch import jobs_of
 
     short = SHORT if request.quick else 1.0
     passes = 1 if request.quick else PASSES
     request = replace(request, mesh={"tp": num_ranks}, check="none", passes=passes)
     operators = replace(request, targets=("calibrate_operators",), budget_s=OPERATORS_S / short)
+    if base:
+        return jobs_of(operators, joined)
     # TP shards heads and other sizes of the steps, so these must be multiples of the number of ranks.
     heads = (f"num_heads={lcm(8, num_ranks)}",)
     steps = replace(request, targets=("calibrate_steps",), choices=heads, budget_s=STEPS_S / short)
@@ -322,6 +356,16 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
 def _save_profile(profile: "Profile", output: Path) -> None:
     with writing(f"-o {output}"):
         profile.save(output)
+
+
+def _write_device(operators: "Job", hardware: Path, base: str) -> str:
+    """Fit and write the hardware file of an accelerator, and return its tables as text."""
+    from distbench.records.run_file import read_run
+    from distbench.show.terminal import text_of
+    from distbench.simulate.measured_device import write_device
+    from distbench.simulate.measured_links import base_hardware
+
+    return text_of(write_device(hardware, *base_hardware(base), read_run(Path(operators.run_file))))
 
 
 def _write_hardware(operators: "Job", steps: "Job", hardware: Path) -> str:

@@ -3,14 +3,10 @@
 import contextlib
 import errno
 import functools
-import glob
-import hashlib
 import json
 import math
 import os
 import re
-import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole, writing
@@ -28,6 +23,8 @@ from distbench.spec.plugins import plugin_names
 from distbench.spec.printable_text import printable
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from distbench.records.foreign_numbers import NumberColumns
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -254,8 +251,10 @@ def progress_lines(quiet: bool) -> Callable[[str], None]:
     return lambda line: None if quiet else say(line, err=True)
 
 
-def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> "list[CompletionItem]":
     """Complete names of shipped scenarios, with summaries; without a match, complete files."""
+    from click.shell_completion import CompletionItem
+
     from distbench.spec import list_entries
 
     entries = [entry for entry in list_entries() if entry.name.startswith(incomplete)]
@@ -302,6 +301,8 @@ def refuse_without(needed: str, *parameters: str) -> None:
 def expanded(paths: Sequence[str]) -> list[Path]:
     """Expand patterns that the shell did not expand, except names of existing paths. Raise UserError without a
     match."""
+    import glob
+
     files: list[Path] = []
     for text in paths:
         is_pattern = glob.has_magic(text) and not Path(text).exists()
@@ -368,6 +369,8 @@ def write_folder(folder: Path, option: str, files: Iterable[tuple[str, bytes]]) 
                 sizes.append(path.write_bytes(content))
             unfinished.replace(target)
     finally:
+        import shutil
+
         shutil.rmtree(unfinished, ignore_errors=True)
     return len(sizes), sum(sizes)
 
@@ -449,6 +452,9 @@ def say_once(text: str) -> None:
     if joined is None or joined.world_size == 1:
         say(text, err=True)
         return
+    import hashlib
+    import socket
+
     launch_text = f"{joined.launch or joined.address} {text}"
     with socket.socket(socket.AF_UNIX) as name_socket:
         try:

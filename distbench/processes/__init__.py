@@ -4,15 +4,17 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distbench.processes.supervisor import GRACE_S, KILL_S, PARENT_PID
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import printable
+
+if TYPE_CHECKING:
+    import subprocess
 
 MARGIN_S = 2.0
 CHILD = "distbench.worker.child"
@@ -38,6 +40,8 @@ def start_supervised(
         OSError: the machine's limit on processes is reached.
         ValueError: the system does not accept an argument or a variable.
     """
+    import subprocess
+
     supervisor = [sys.executable, "-IS", str(Path(__file__).with_name("supervisor.py")), str(grace_s)]
     variables = {**(os.environ if environment is None else environment), PARENT_PID: str(os.getpid())}
     words = [*(supervisor if sys.platform == "linux" else []), *command]
@@ -48,6 +52,8 @@ def stop_supervised(process: "subprocess.Popen[bytes]", grace_s: float = GRACE_S
     """End a process of `start_supervised`, and wait for its end. `grace_s` is as in `start_supervised`."""
     if process.poll() is not None:
         return
+    import subprocess
+
     process.terminate()
     process.send_signal(signal.SIGCONT)  # a user may have stopped it
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -124,6 +130,8 @@ def _answer_of(
     command: Sequence[str], question: bytes, timeout_s: float, failure: str
 ) -> tuple[int, list[str], list[str]]:
     """The exit code of a child, and the lines of its standard output and standard error."""
+    import subprocess
+
     pipe = subprocess.PIPE
     with start_supervised(command, stdin=pipe, stdout=pipe, stderr=pipe) as child:
         try:

@@ -8,7 +8,6 @@ Two supervisors run, and the second is a child of the first. If one supervisor i
 processes. This file is run by its path and imports few modules, because each launch starts it.
 """
 
-import ctypes
 import io
 import os
 import resource
@@ -48,6 +47,8 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
     """
     if sys.platform != "linux":
         return
+    import ctypes
+
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
     # A parent that ended before this request causes no signal.
     if os.getppid() != int(os.environ.get(PARENT_PID, os.getppid())):
@@ -58,6 +59,8 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
 def adopt_orphans() -> None:
     """Make this process the new parent of every descendant whose parent ends. Linux only."""
     if sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -7,6 +7,7 @@ resources.
 
 import bisect
 import math
+import re
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -324,6 +325,20 @@ class Hardware:
 def shipped_hardware() -> list[str]:
     """Return the names of the hardware files that come with distbench."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def shipped_for(device_name: str, option: str) -> str:
+    """Return the hardware file of distbench for a device, such as h100 for "NVIDIA H100 80GB HBM3".
+
+    Raises:
+        UserError: no file has the name of the device; the sentence ends with the `option` for another file.
+    """
+    words = {*re.split(r"\W+", device_name.lower())}
+    names = [name for name in shipped_hardware() if {*name.split("_")} <= words]
+    if not names:
+        shipped = ", ".join(shipped_hardware())
+        raise UserError(f"no shipped hardware file for {device_name!r} ({shipped}); give {option} NAME|FILE")
+    return max(names, key=len)
 
 
 def load_hardware(name: str) -> Hardware:

@@ -19,7 +19,7 @@ from distbench.spec.printable_text import count_text
 
 BASE = "--base"
 WITHIN, ACROSS, PEER, RING = "node", "network", "peer", "ring"
-SUFFIX = "-measured-links"
+MEASURED = "-measured"  # at the end of the file's name
 # Figures of a level, each with the cost of a line from which it follows. Rates are reciprocals of costs.
 LEVELS: Mapping[str, Mapping[str, str]] = {
     WITHIN: {"node_bytes_per_s": "per_byte_s", "node_base_s": "base_s"},
@@ -73,7 +73,7 @@ def write_links(
             "no file has a collective alone, in groups on known hosts; measure with distbench run collectives"
         )
     files = ", ".join(dict.fromkeys(file for times in groups for file in times.files))
-    record["name"] = base.name[: 100 - len(SUFFIX)] + SUFFIX
+    record["name"] = base.name.removesuffix(MEASURED)[: 100 - len(MEASURED)] + MEASURED
     record["summary"] = f"{base.summary}; links measured: {files}"
     if base.host is not None:
         rows = _replace_curves(record, base, groups, num_ranks)
@@ -236,7 +236,7 @@ def _figure_table(hardware: Hardware, base: Hardware, measured: set[str]) -> Tab
     for name in (name for figures in LEVELS.values() for name in figures):
         values = [_value_text(name, machine[name]) for machine in (base, hardware)]
         rows.append((name, values[0], values[1] if name in measured else NOTHING))
-    notes = [f"all other figures are from {base.name}, {hardware.devices_per_node} devices per node"]
+    notes = [f"all other links are from {base.name}, {hardware.devices_per_node} devices per node"]
     return Table(hardware.name, ("<figure", base.name, "measured"), rows, notes)
 
 

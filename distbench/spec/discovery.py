@@ -130,7 +130,8 @@ def _entries(tree: ast.Module, file: Path) -> list[Entry]:
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
         for decorator in node.decorator_list
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).rpartition(".")[2] == "scenario"
+        if isinstance(decorator, ast.Call)
+        and "scenario" in (getattr(decorator.func, "attr", ""), getattr(decorator.func, "id", ""))
     ]
 
 

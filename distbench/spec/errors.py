@@ -1,8 +1,6 @@
 """The errors that a user can fix, and their place in the user's code. The CLI prints such an error's message and exits
 with 2; the CLI catches no other error."""
 
-import difflib
-import sysconfig
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +26,8 @@ def nearest(given: str, allowed: Iterable[str], count: int = 3) -> str:
     """Return up to `count` names of `allowed` that are close to `given`, as text; if no name is close, a shortened list
     of all."""
     names = sorted(allowed)
+    import difflib
+
     close = difflib.get_close_matches(given, names, n=count, cutoff=0.5)
     if close:
         return "nearest: " + ", ".join(close)
@@ -44,6 +44,8 @@ def place_in_user_code(frames: Iterable[tuple[str, int | None]], in_packages: bo
         frames: file and line of each frame, innermost first.
         in_packages: whether to search also installed packages other than torch, for models of libraries.
     """
+    import sysconfig
+
     installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     own_package = Path(__file__).parents[1]
     # torch on PYTHONPATH is outside the folders of installed packages.

@@ -11,8 +11,6 @@ import gc
 import json
 import math
 import os
-import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -188,7 +186,7 @@ def unique_stem(moment: float, *parts: str) -> str:
         moment: seconds since the epoch.
     """
     begun = datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%SZ")
-    return "-".join([begun, *parts, secrets.token_hex(RANDOM_BYTES)])
+    return "-".join([begun, *parts, os.urandom(RANDOM_BYTES).hex()])
 
 
 @contextmanager
@@ -218,6 +216,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
+            import shutil
+
             shutil.copymode(target, new)
         new.replace(target)
     except BaseException as error:

@@ -20,6 +20,7 @@ from distbench.spec import UserError
 # Verb to the function that returns the answer from the query and the arguments.
 VERBS = {
     "case_ids": "distbench.worker.child_verbs.all_case_ids",
+    "device_name": "distbench.worker.child_verbs.device_name",
     "plan_paths": "distbench.worker.child_verbs.plan_paths",
     "plan_problems": "distbench.worker.plan_rehearsal.all_plan_problems",
     "recordings": "distbench.worker.child_verbs.all_recordings",

@@ -42,6 +42,7 @@ from distbench.plans.user_step import made_optimizers, steppable, torch_optimize
 from distbench.processes import ended_text, last_words
 from distbench.ranks.case_protocol import OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext, profile_of
+from distbench.ranks.device import Accelerator
 from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
 from distbench.simulate.recorded_step import SEED, recorded, recorded_ranks
@@ -164,6 +165,11 @@ class ForkPool:
         return question
 
 
+def device_name(_: None, device_type: str) -> str:
+    """Return the product name of the first device of a type."""
+    return Accelerator(device_type).name_of(0)
+
+
 def _answers_of(function: Callable[[Job], Answer], records: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Return a function's answer for each job, in the jobs' order; {"user_error": one sentence} if the function
     raises."""
@@ -191,7 +197,8 @@ def _case_ids(job: Job) -> Answer:
     """Return {"ids": ids of the job's chosen cases}. Raise UserError if the scenario is not valid."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
-        all_specs = all_cases(job, function, replace(rank_of(mesh, job.settings.seed), profile=profile_of(job)))
+        context = rank_of(mesh, job.settings.seed, job.device)  # accelerators have other cases
+        all_specs = all_cases(job, function, replace(context, profile=profile_of(job)))
     ids = [case_spec.case.id for case_spec in chosen_cases(job, all_specs)]
     if not ids:
         raise UserError(none_chosen(job.chosen, len(all_specs), [spec.case.id for spec in all_specs[:MAX_NAMED]]))

@@ -167,7 +167,10 @@ def test_the_machine_that_made_the_runs_is_found(hardware: Hardware) -> None:
 def test_rows_of_a_calibration_are_read(tmp_path: Path) -> None:
     """As they are written to a run file, one host's and several hosts': a reader that checks fields left some out."""
     for hosts in (("one",) * 4, ("one", "one", "two", "two")):
-        given: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("tp",), hosts=hosts)
+        device = SimpleNamespace(type="cpu")
+        given: Any = SimpleNamespace(
+            mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("tp",), hosts=hosts, device=device
+        )
         specs = [spec.case for spec in compute_cases(Scenario(compute=1), given)]
         rows = [{"type": "case", "case": asdict(case), "status": "ok", "samples_s": [1.0]} for case in specs]
         file = tmp_path / "run.jsonl"
