@@ -202,7 +202,9 @@ def calibrate(
         if only != "hardware":
             texts[output] = _write_profile(Path(jobs[0].run_file), output, plots)
         if hardware is not None:
-            texts[hardware] = _write_device(jobs[-1], hardware, base) if base else _write_hardware(*jobs[-2:], hardware)
+            texts[hardware] = (
+                _write_device(jobs[-1], hardware, base) if base else _write_hardware(jobs[-2], jobs[-1], hardware)
+            )
         use = ["run", "redistribute", "--mesh", format_mesh(jobs[0].mesh), "--profile", str(output)]
         _say_files(texts, hardware, form, quiet, use)
     sys.exit(exit_code)

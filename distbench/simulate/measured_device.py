@@ -91,8 +91,9 @@ def _points(run: Run) -> dict[str, list[Point]]:
     """Return the measured operators by kind, from the smallest."""
     points: dict[str, list[Point]] = {}
     for record in run.cases:
-        params, counters = record["case"]["params"], record.get("counters")
+        params = record["case"]["params"]
         if record["status"] == "ok" and params["what"] != "collective":
+            counters = record["counters"]
             seconds = statistics.median(record["samples_s"]) / counters["repeats"]
             point = Point(params["what"], params["size"], int(counters["amount"]), seconds)
             points.setdefault(point.what, []).append(point)
