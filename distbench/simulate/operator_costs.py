@@ -27,6 +27,7 @@ from distbench.spec.printable_text import count_text
 FSDP, DDP = "fsdp", "ddp"
 # Time of a hop within the node, divided by that of a hop over the network (ring, LL128: NCCL src/graph/tuning.cc).
 NODE_HOP = 1.9 / 4.0
+KEY_BLOCK = 512  # keys that attention on CPUs computes at once
 WORTH_SAYING = 0.01  # smallest extrapolated share of the step that is reported
 
 
@@ -168,8 +169,10 @@ def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, flo
     if isinstance(event, Collective):
         if event.group_size == 1:
             return 0.0, 0.0
-        # The host's own time depends on the issuer: DDP's reducer issues in C++, like an operator.
-        name = {FSDP: "fsdp_s", DDP: "operator_s"}.get(event.source, "redistribution_s")
+        # The host's own time depends on the issuer: DDP's reducer issues in C++, like an operator. Calls in Python without
+        # DTensor's dispatch (spmd_types, experts, rotations of ring attention) take about as long as those of FSDP2.
+        others = "redistribution_s" if event.redistribution else "fsdp_s"
+        name = {FSDP: "fsdp_s", DDP: "operator_s"}.get(event.source, others)
         return host[name] * factor, collective_on_host(event, host) * factor
     if not event.num_bytes and not event.flops:
         return 0.0, 0.0
@@ -188,8 +191,20 @@ def _curve_of(operator: Operator) -> tuple[str, float]:
     if operator.kind == MATMUL:
         return ("matmul_bf16" if operator.dtype in HALF else "matmul_f32"), operator.flops
     if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
-        return operator.kind, operator.flops
+        return operator.kind, operator.flops * _computed_share(operator)
     return "memory", operator.num_bytes / num_listed(operator) if operator.num_bytes else 0.0
+
+
+def _computed_share(operator: Operator) -> float:
+    """Return the operations per counted operation of attention on CPUs, relative to short causal attention as measured.
+
+    torch computes whole blocks of keys, so causal attention of at most one block computes twice its operations (torch
+    2.13, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, kvSplitSize).
+    """
+    queries, _, is_causal = operator.attention or (0, 0, 1)
+    if not is_causal:
+        return 0.5
+    return (1 + min(KEY_BLOCK, queries) / queries) / 2 if queries else 1.0
 
 
 def num_listed(operator: Operator) -> int:

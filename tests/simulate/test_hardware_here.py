@@ -228,6 +228,26 @@ def test_dtensors_all_to_all_is_an_all_gather_of_the_whole(hardware: Hardware) -
     assert replay_time(step("", nobody), hardware).step_s == 0
 
 
+def test_the_host_dispatches_collectives_of_dtensor_only(hardware: Hardware) -> None:
+    by_dtensor, plain = (
+        collective("all_gather", MEGA, "tp"),
+        collective("all_gather", MEGA, "tp")._replace(redistribution=""),
+    )
+    times = [replay_time(step("", event), hardware).step_s for event in (by_dtensor, plain)]
+    assert times == pytest.approx([REDISTRIBUTION_S + gathered_s(MEGA), FSDP_S + gathered_s(MEGA)], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("queries", "is_causal", "share"), [(512, 1, 1.0), (64, 1, 1.0), (4096, 1, 0.5625), (512, 0, 0.5)]
+)
+def test_causal_attention_computes_whole_blocks(queries: int, is_causal: int, share: float, hardware: Hardware) -> None:
+    """Torch's attention on CPUs computes 512 keys at once, also those that a mask excludes."""
+    short = operator("attention", 10**9)
+    given = short._replace(attention=(queries, queries, is_causal))
+    times = [replay_time(step("", event), hardware).step_s - OPERATOR_S for event in (given, short)]
+    assert times[0] / times[1] == pytest.approx(share, rel=0.01)
+
+
 def test_ddps_buckets_cost_their_host_an_operator_and_may_be_reduced_beside_others(hardware: Hardware) -> None:
     bucket = collective("all_gather", MEGA, "ddp")
     assert replay_time(step("", bucket), hardware).step_s == pytest.approx(OPERATOR_S + gathered_s(MEGA), rel=0.01)
