@@ -8,10 +8,14 @@ import time
 from benchmarks.claims import Claim, Row
 
 ROUNDS = 15
-COMMANDS = {"--help": ["-m", "distbench", "--help"], "list": ["-m", "distbench", "list"]}
+COMMANDS = {"--help": 1.5, "list": 2.0}  # to the allowed ratio
 
 CLAIMS = (
-    Claim("time of `distbench --help`, of `distbench list` relative to `import click`", "{:.2f}x, {:.2f}x", "under 3x"),
+    Claim(
+        "time of `distbench --help`, of `distbench list` relative to `import click`",
+        "{:.2f}x, {:.2f}x",
+        "at most 1.5x, 2x",
+    ),
 )
 
 
@@ -24,12 +28,15 @@ def seconds(arguments: list[str]) -> float:
 
 def main() -> list[Row]:
     """Rows for the benchmark table."""
-    for arguments in COMMANDS.values():
-        seconds(arguments)  # compiles what it imports, as an installation does
+    for name in COMMANDS:
+        seconds(["-m", "distbench", name])  # compiles what it imports, as an installation does
     taken: dict[str, list[float]] = {name: [] for name in ("click", *COMMANDS)}
     for _ in range(ROUNDS):
         taken["click"].append(seconds(["-c", "import click"]))
-        for name, arguments in COMMANDS.items():
-            taken[name].append(seconds(arguments))
+        for name in COMMANDS:
+            taken[name].append(seconds(["-m", "distbench", name]))
     base = statistics.median(taken["click"])
-    return [(f"distbench {name} / import click", statistics.median(taken[name]) / base, 3.0) for name in COMMANDS]
+    return [
+        (f"distbench {name} / import click", statistics.median(taken[name]) / base, allowed)
+        for name, allowed in COMMANDS.items()
+    ]

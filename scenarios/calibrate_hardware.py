@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from llama_2d import TP_PLAN
 from models import FeedForward, Llama, next_token_loss, token_batch, vector_batch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
@@ -21,13 +22,13 @@ def calibrate_operators(*, num_sizes: int = 5) -> Scenario:
 
 @scenario(
     mesh={"tp": 4},
-    axes={"part": ("host", "host_fsdp", "host_tp", "whole", "whole_tp")},
+    axes={"part": ("host", "host_fsdp", "host_tp", "whole", "whole_bf16", "whole_tp")},
     quick={"layers": 1},
     tags=("calibrate",),
 )
 def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3) -> Scenario:
     """Small and whole steps, for a hardware file. Small ones are the host's time alone (FSDP2 of one unit and of many,
-    TP); whole ones are FSDP2 of a llama and TP of feed-forwards.
+    TP); whole ones are FSDP2 of a llama, also in bf16, and TP of feed-forwards.
     """
     if part == "whole_tp":
         return _feed_forwards(512, 256 * num_heads, layers)
@@ -37,9 +38,12 @@ def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3)
         "host": FsdpPlan(mesh_dims=("tp",)),
         "host_fsdp": FsdpPlan(wrap=("layers.*", "layers.*.attention", "layers.*.feed_forward"), mesh_dims=("tp",)),
         "whole": FsdpPlan(wrap=("layers.*",), mesh_dims=("tp",)),
+        "whole_bf16": FsdpPlan(
+            wrap=("layers.*",), mesh_dims=("tp",), mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        ),
     }
-    sizes = (1000, 48 * num_heads, layers, num_heads, 1024) if part == "whole" else tiny
-    if part == "whole":
+    sizes = (1000, 48 * num_heads, layers, num_heads, 1024) if part.startswith("whole") else tiny
+    if part.startswith("whole"):
         sequence = 128
     return Scenario(
         build_model=partial(Llama, *sizes),

@@ -254,8 +254,7 @@ def _recipe_lines(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str
 
     cells = [row["recipe"], "-", "-", "-", row["verdict"]]
     if "mesh" in row:
-        bound = "" if row["depth"] else ">= "
-        cells[1:4] = [short_count_text(row["num_parameters"]), format_mesh(row["mesh"]), bound + _gib(row)]
+        cells[1:4] = [short_count_text(row["num_parameters"]), format_mesh(row["mesh"]), _gib(row)]
     yield _columns(cells, widths)
     if row["reason"]:
         yield f"    {_cut(row['reason'])}"
@@ -279,7 +278,8 @@ def _cut(reason: str) -> str:
 
 
 def _gib(row: Mapping[str, Any]) -> str:
-    return f"{row['peak_bytes'] / 2**30:.1f}"
+    """The memory: exact, a lower bound, or extrapolated from few layers."""
+    return {"": ">= ", "all": ""}.get(row["depth"], "~") + f"{row['peak_bytes'] / 2**30:.1f}"
 
 
 def _widths(configs: Sequence[str]) -> list[int]:

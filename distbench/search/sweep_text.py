@@ -39,7 +39,6 @@ HOUR_S = 3600.0
 BEYOND = 1.3
 MAX_LINEAR = 6.0  # ratio of longest to shortest step above which times are on a log axis
 MIB, GIB = 1 << 20, 1 << 30
-# Memory estimated from few layers over memory with all layers, minus one, of the plans in docs/sweep.md.
 
 
 def cost_a_step(price: float, world: int, step_s: float) -> float:

@@ -38,10 +38,10 @@ _SECONDS = number_within(0, 1)  # A larger time for one operator is not plausibl
 _FACTOR = number_within(0.1, 10)
 HOST_FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s"), _SECONDS),
-    **dict.fromkeys(("operator_factor", "step_factor"), _FACTOR),
+    **dict.fromkeys(("operator_factor", "matmul_bf16_factor", "step_factor"), _FACTOR),
 }
-# Optional figures with their defaults; older files have one factor over the whole step instead.
-LEFT_OUT = {"operator_factor": 1.0, "step_factor": 1.0}
+# Optional figures with their defaults; older files have one factor over the whole step, or over all operators.
+LEFT_OUT = {"operator_factor": 1.0, "matmul_bf16_factor": 1.0, "step_factor": 1.0}
 _RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to more than any device
 _BANDWIDTH = number_within(1e6, 1e14)  # bytes per second
 FIGURES: Mapping[str, Any] = {
@@ -246,9 +246,10 @@ def _require_figures(figures: Mapping[str, Figure], types: Mapping[str, Any], ca
 
 def _host_figures(part: HostPart) -> HostFigures:
     lines = [(line, Curve(line.points, has_floor=True)) for line in part.collectives]
+    figures = {name: figure.value for name, figure in part.figures.items()}
     return HostFigures(
         part.num_ranks,
-        LEFT_OUT | {name: figure.value for name, figure in part.figures.items()},
+        {**LEFT_OUT, "matmul_bf16_factor": figures.get("operator_factor", 1.0), **figures},
         {name: Curve(part.operators[name]) for name in OPERATOR_CURVES},
         # The first entry of a size has groups of neighbours.
         {(line.kind, line.group_size): curve for line, curve in reversed(lines)},

@@ -20,6 +20,7 @@ from distbench.records.run_file import Run
 from distbench.show.blocks import Table
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, size_text, time_text
+from distbench.simulate.compile_float8 import HALF
 from distbench.simulate.hardware_file import (
     HOST_FIGURES,
     LEFT_OUT,
@@ -31,14 +32,14 @@ from distbench.simulate.hardware_file import (
     hardware_of,
 )
 from distbench.simulate.operator_costs import FSDP, collective_on_host, is_listed, num_listed, on_host, operator_on_host
-from distbench.simulate.recording import Collective, Operator, Recording
+from distbench.simulate.recording import MATMUL, Collective, Operator, Recording
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 from distbench.spec.printable_text import count_text
 
 Points = list[tuple[float, float]]
 # Steps of scenario `calibrate_steps` that measure the host's time, and steps that measure operators in a step.
-TINY, WHOLE = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp")
+TINY, WHOLE, WHOLE_BF16 = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp"), "whole_bf16"
 OPTIMIZER = "optimizer"
 ABSURD, ADVICE = "the measurement", "calibrate again on an idle machine"
 GUESSED_NETWORK = "only one machine was measured, so its internal links count as network"
@@ -108,7 +109,7 @@ def _measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Meas
             share = step_s / sum(phases.values())
             scaled = {name: seconds * share for name, seconds in phases.items()}
             steps[variant.rpartition("=")[2]] = MeasuredStep(scaled, step_s, by_variant[variant])
-    if missing := [part for part in (*TINY, *WHOLE) if part not in steps]:
+    if missing := [part for part in (*TINY, *WHOLE, WHOLE_BF16) if part not in steps]:
         raise UserError(f"{run.path} has no step {missing[0]}; measure with distbench calibrate")
     return steps
 
@@ -154,6 +155,22 @@ def _operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> d
         rest_s = sum(host_s + seconds for _, (host_s, seconds) in took) - operators_s
         factors[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
     return factors
+
+
+def _bf16_factor(step: MeasuredStep, host: HostFigures) -> float:
+    """Return the time of a step's bf16 matmuls divided by their time alone; the rest of the step is as predicted.
+
+    They compute for longer per byte than those of f32 on a CPU, so other ranks slow them down less.
+
+    Args:
+        host: figures with factors, 1 for bf16 matmuls.
+    """
+    matmuls_s = rest_s = 0.0
+    for event in _events(step.recording):
+        host_s, seconds = on_host(event, host)
+        is_one = isinstance(event, Operator) and event.kind == MATMUL and event.dtype in HALF
+        matmuls_s, rest_s = matmuls_s + seconds * is_one, rest_s + host_s + seconds * (not is_one)
+    return max(step.step_s - rest_s, 0.0) / matmuls_s
 
 
 def _parts_s(events: Sequence[Operator | Collective], host: HostFigures) -> float:
@@ -208,7 +225,7 @@ def _by_line(part: Any) -> str:
 
 
 def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Return the record of a hardware file; its last factor is the geometric mean of the whole steps' factors."""
+    """Return the record of a hardware file; the factor of operators is the geometric mean of the whole steps' factors."""
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
     ranks = count_text(num_ranks, "rank")
@@ -252,7 +269,10 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
         f"{of_steps.header['run_id']}"
     )
     mean_factor = {"operator_factor": math.prod(factors.values()) ** (1 / len(factors))}
+    of_bf16 = _bf16_factor(steps[WHOLE_BF16], replace(blank.host, figures=LEFT_OUT | costs | mean_factor))
+    bf16_source = f"bf16 matmuls' time in {steps[WHOLE_BF16].recording.head.label} divided by alone"
     fitted = _figures(mean_factor, "fitted", factor_source)
+    fitted |= _figures({"matmul_bf16_factor": of_bf16}, "fitted", bf16_source)
     record["host"]["figures"] = _figures(costs, "measured", source) | fitted
     record["figures"]["host_s"]["value"] = short(costs["operator_s"])
     return record
@@ -317,7 +337,10 @@ def hardware_text(hardware: Hardware) -> str:
     notes = [f"all {host.num_ranks} ranks measure at once; times are the slowest rank's"]
     curves = Table(f"{hardware.name}: {hardware.summary}", columns, rows, notes, frozenset([len(CALLED)]))
     costs = [(name, time_text(host[figure]) if host[figure] else NOTHING) for figure, name in HOST.items()]
-    notes = [f"operators are {host['operator_factor']:.2f}x slower in whole steps than alone (the file's last factor)"]
+    notes = [
+        f"operators are {host['operator_factor']:.2f}x slower in whole steps than alone, bf16 matmuls "
+        f"{host['matmul_bf16_factor']:.2f}x"
+    ]
     return text_of([curves, Table("the host's own time", ("<of", "time"), costs, notes)])
 
 

@@ -177,7 +177,8 @@ def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, flo
     if not event.num_bytes and not event.flops:
         return 0.0, 0.0
     host_s = host["listed_s"] * num_listed(event) if is_listed(event) else host["operator_s"]
-    return host_s * factor, operator_on_host(event, host) * host["operator_factor"] * factor
+    slower = host["matmul_bf16_factor" if _curve_of(event)[0] == "matmul_bf16" else "operator_factor"]
+    return host_s * factor, operator_on_host(event, host) * slower * factor
 
 
 def operator_on_host(operator: Operator, host: HostFigures) -> float:

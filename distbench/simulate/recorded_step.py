@@ -94,6 +94,7 @@ def recorded(
     rank: int = 0,
     assume: Mapping[str, Assumption] | None = None,
     fewer: Scenario | None = None,
+    only_repeated: bool = False,
 ) -> RecordedRank:
     """Record the second step of a scenario on a mesh of any size; the first step sets up streams, caches and the
     optimizer.
@@ -101,8 +102,10 @@ def recorded(
     Args:
         fewer: the same scenario with only the first layers of its model. If these layers are equal to the others, only
             they are recorded, and the others are their repetitions; see `simulate.repeated_layers`.
+        only_repeated: never record all layers.
 
     Raises:
+        NotRepeated: `only_repeated`, and another layer may differ.
         UserError: the scenario has no step, its plan cannot work, or the step depends on values.
         Unsupported: this version of torch cannot simulate a device.
     """
@@ -128,6 +131,8 @@ def recorded(
         at_once, done = bool(compiled), None
         if fewer is not None and not assume:
             done = _repeated(scenario, built, _uncompiled(fewer), context, at_once)
+        if done is None and only_repeated:
+            raise NotRepeated("all layers have to be recorded")
         done = done or _recorded_step(scenario, built, context, at_once, assume or {})
     head = Head(
         scenario=name,

@@ -1,5 +1,10 @@
-"""The fit of a recipe's step on a device, and the nearest plan that fits, from recordings of few layers."""
+"""The fit of a recipe's step on a device, and the nearest plan that fits.
 
+Few layers are recorded. If the other layers repeat them (`simulate.repeated_layers`), the memory is exact; otherwise it
+is extrapolated from two recordings.
+"""
+
+import contextlib
 import signal
 import sys
 import time
@@ -14,14 +19,18 @@ from distbench.ranks.failure import one_line
 from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.recorded_step import SEED, recorded
 from distbench.simulate.recording import Allocated, Collective, Freed, Operator, Recording, StepBegun
+from distbench.simulate.repeated_layers import NotRepeated
 from distbench.spec import Scenario, UserError
 from distbench.spec.mesh import BATCH_DIMS, mesh_size
 from distbench.torch_private import Unsupported, fake_ranks
 from distbench.worker.plan_rehearsal import rank_of
 from distbench.worker.rank_session import declared
 
-# Recorded numbers of layers; the difference is a multiple of the period of alternating layers.
+# Recorded numbers of layers of a model whose layers differ; the difference is a multiple of the period of alternating
+# layers.
 FEW, MORE = 4, 6
+REPEATED = (6, 10)  # recorded numbers of equal layers; the larger one if the first layers differ from the others
+ALL = "all"
 # f32 parameters, gradients and the two moments of AdamW.
 BYTES_PER_PARAMETER = 16
 MAX_DEVICES = 1 << 14
@@ -35,7 +44,7 @@ class Fit:
     Args:
         params: arguments of the scenario that differ from its defaults, in addition to the batch.
         peak_bytes: peak of the tensors' bytes; if `why_not` is set, bytes of parameters, gradients and optimizer only.
-        depth: the recorded numbers of layers, as text.
+        depth: ALL if the memory is that of all layers, otherwise the recorded numbers of layers, as text.
         why_not: the reason why no step was recorded, or "".
     """
 
@@ -89,7 +98,12 @@ def _row(scenario: Scenario, question: Mapping[str, Any]) -> dict[str, Any]:
     row["fits"] = not (first.why_not or first.problems) and first.peak_bytes <= usable
     if not row["fits"] and not (first.why_not and first.peak_bytes <= usable):
         near = recipe.nearest(first, usable, question["search_s"])
-        row["nearest"] = near and {"mesh": near.mesh, "set": near.params, "peak_bytes": near.peak_bytes}
+        row["nearest"] = near and {
+            "mesh": near.mesh,
+            "set": near.params,
+            "peak_bytes": near.peak_bytes,
+            "depth": near.depth,
+        }
     return row | {"process_s": round(time.process_time(), 1)}
 
 
@@ -160,19 +174,29 @@ class Recipe:
         return declared(self._function, {**self._variant, **params, "layers": layers, "batch": batch})
 
     def _recorded(self, mesh: dict[str, int], params: dict[str, Any]) -> Fit:
+        for layers in REPEATED:
+            with contextlib.suppress(NotRepeated):
+                return Fit(mesh, params, max(peaks_of(self._recording(mesh, params, 0, layers)).values()), ALL)
         few, more = (self._recording(mesh, params, layers) for layers in (FEW, MORE))
         per_layer = (more.head.num_parameters - few.head.num_parameters) / (MORE - FEW)
         if not per_layer or more.head.num_parameters >= self.num_parameters:
             whole = more if more.head.num_parameters == self.num_parameters else self._recording(mesh, params, 0)
-            return Fit(mesh, params, max(peaks_of(whole).values()), "all")
+            return Fit(mesh, params, max(peaks_of(whole).values()), ALL)
         num_layers = FEW + (self.num_parameters - few.head.num_parameters) / per_layer
         peaks, peaks_of_more = peaks_of(few), peaks_of(more)
         slopes = {phase: (peaks_of_more[phase] - peak) / (MORE - FEW) for phase, peak in peaks.items()}
         peak = max(peak + slopes[phase] * (num_layers - FEW) for phase, peak in peaks.items())
         return Fit(mesh, params, peak, f"{FEW} and {MORE} of {num_layers:.0f}")
 
-    def _recording(self, mesh: dict[str, int], params: dict[str, Any], layers: int) -> Recording:
-        return recorded(self._scenario(mesh, params, layers), self._variant["config"], "", mesh).recording
+    def _recording(
+        self, mesh: dict[str, int], params: dict[str, Any], layers: int, repeated: int | None = None
+    ) -> Recording:
+        """Record a number of layers, 0 for all; with `repeated`, record so many and raise NotRepeated if the others
+        differ."""
+        fewer = None if repeated is None else self._scenario(mesh, params, repeated)
+        scenario = self._scenario(mesh, params, layers)
+        step_args = scenario, self._variant["config"], "", mesh
+        return recorded(*step_args, fewer=fewer, only_repeated=repeated is not None).recording
 
 
 def _mesh(world: int, degree: int) -> dict[str, int]:

@@ -31,6 +31,7 @@ FLOPS, BANDWIDTH, BASE_S, BUS = 50e9, 10e9, 1e-3, 1e9
 OPERATOR_S, FSDP_S, REDISTRIBUTION_S, LISTED_S = 5e-5, 2e-3, 3e-3, 2e-5
 # Operators take as many times longer in a step: in one whole step, in the other, and their geometric mean.
 FACTORS, FACTOR = (2.0, 1.125), 1.5
+BF16_FACTOR = 1.2  # of bf16 matmuls
 MEGA = 1 << 20
 
 
@@ -68,6 +69,7 @@ STEPS = {
         collective("all_gather", MEGA, "tp", phase="optimizer"),
     ),
     "whole": (operator("matmul", 10**9), *[collective("all_gather", 4 * MEGA, "fsdp")] * 2),
+    "whole_bf16": (operator("matmul", 10**9)._replace(dtype="bf16"), operator("matmul", 10**9)),
     "whole_tp": (operator("matmul", 2 * 10**9), collective("all_gather", MEGA, "tp")),
 }
 # By hand, from the machine above: what is not the optimizer's, and what is.
@@ -83,6 +85,7 @@ PHASES_S = {
     ),
     # Collectives and the host take in a step what they were found to take.
     "whole": (OPERATOR_S + FACTORS[0] * 10**9 / FLOPS + 2 * (FSDP_S + gathered_s(4 * MEGA)), 0.0),
+    "whole_bf16": (2 * OPERATOR_S + (BF16_FACTOR + FACTOR) * 10**9 / FLOPS, 0.0),
     "whole_tp": (OPERATOR_S + FACTORS[1] * 2 * 10**9 / FLOPS + REDISTRIBUTION_S + gathered_s(MEGA), 0.0),
 }
 
@@ -155,6 +158,7 @@ def test_the_machine_that_made_the_runs_is_found(hardware: Hardware) -> None:
     wanted = {
         **{"operator_s": OPERATOR_S, "fsdp_s": FSDP_S, "redistribution_s": REDISTRIBUTION_S},
         **{"listed_s": LISTED_S, "operator_factor": FACTOR, "step_factor": 1.0},
+        "matmul_bf16_factor": BF16_FACTOR,
     }
     assert hardware.host.figures == pytest.approx(wanted, rel=0.01)
     assert hardware["matmul_f32_flops"] == pytest.approx(FLOPS, rel=0.01)
@@ -207,6 +211,7 @@ def test_the_one_factor_of_older_files_is_over_all(file: Path, tmp_path: Path) -
     record = json.loads(file.read_text())
     figures = record["host"]["figures"]
     figures["step_factor"] = figures.pop("operator_factor")
+    del figures["matmul_bf16_factor"]
     older = tmp_path / "older.json"
     older.write_text(json.dumps(record))
     given = step("", operator("matmul", 10**8), collective("all_gather", MEGA, "fsdp"))
