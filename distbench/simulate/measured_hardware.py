@@ -225,7 +225,7 @@ def _by_line(part: Any) -> str:
 
 
 def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Return the record of a hardware file; the factor of operators is the geometric mean of the whole steps' factors."""
+    """Return the record of a hardware file; its factor is the whole steps' geometric mean."""
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
     ranks = count_text(num_ranks, "rank")

@@ -169,8 +169,8 @@ def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, flo
     if isinstance(event, Collective):
         if event.group_size == 1:
             return 0.0, 0.0
-        # The host's own time depends on the issuer: DDP's reducer issues in C++, like an operator. Calls in Python without
-        # DTensor's dispatch (spmd_types, experts, rotations of ring attention) take about as long as those of FSDP2.
+        # The host's own time depends on the issuer: DDP's reducer issues in C++, like an operator. Calls in Python
+        # without DTensor's dispatch (spmd_types, experts, ring attention) take about as long as those of FSDP2.
         others = "redistribution_s" if event.redistribution else "fsdp_s"
         name = {FSDP: "fsdp_s", DDP: "operator_s"}.get(event.source, others)
         return host[name] * factor, collective_on_host(event, host) * factor

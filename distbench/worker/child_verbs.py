@@ -132,6 +132,7 @@ class ForkPool:
         """Send the answer from the forked process, with the names of the imported modules of INHERITED packages."""
         os.dup2(stderr, 2)
         warnings.simplefilter("ignore")
+        gc.disable()  # The process ends soon; searches for garbage would take 4 % of a recording.
         before = {*sys.modules}
         answer = self._function(question.data)
         sender.send((answer, [name for name in [*sys.modules] if name.startswith(INHERITED) and name not in before]))
