@@ -61,8 +61,10 @@ def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torc
         if async_op:
             raise UserError("async_op does not work in compiled code; leave async_op out")
         return torch.ops.distbench.redistribute(local, plan.key)  # type: ignore[no-any-return]
-    pending = Pending(local, plan)
-    return pending if async_op else pending.wait()
+    if async_op:
+        return Pending(local, plan)
+    with unchecked():
+        return _Executed.apply(local, plan, None)  # type: ignore[no-any-return]
 
 
 class Pending:
@@ -85,7 +87,7 @@ class Pending:
     def wait(self) -> torch.Tensor:
         """Return this rank's shard of the target layout, after all steps."""
         with unchecked():
-            return _Waited.apply(self._local, self)  # type: ignore[no-any-return]
+            return _Executed.apply(self._local, self._plan, self)  # type: ignore[no-any-return]
 
     def result(self) -> torch.Tensor:
         """Finish the steps; return the result without a gradient."""
@@ -100,15 +102,19 @@ class Pending:
         return self._plan
 
 
-class _Waited(torch.autograd.Function):
+class _Executed(torch.autograd.Function):
+    # torch.func needs a forward without context, which gets tensors without its wrappers.
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, pending: Pending) -> torch.Tensor:
-        ctx.plan = pending.plan
-        return pending.result()
+    def forward(local: torch.Tensor, plan: Plan, pending: Pending | None) -> torch.Tensor:
+        return (pending or Pending(local, plan)).result()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.plan = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return execute(gradients[0], _plan_of_gradient(ctx.plan)), None
+        return execute(gradients[0], _plan_of_gradient(ctx.plan)), None, None
 
 
 def _plan_of_gradient(plan: Plan) -> Plan:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -102,6 +103,30 @@ def check_compiled(mesh: DeviceMesh, backend: str) -> int:
     others = [redistribute.plan("S(0)R", "RR", (6, 6), mesh), redistribute.plan("S(1)R", "RR", (6, 5), mesh)]
     # A compiled graph on disk holds the key only.
     assert same[0].key == same[1].key and len({plan.key for plan in (*same, *others)}) == 3
+    return len(pairs)
+
+
+def check_transforms(mesh: DeviceMesh) -> int:
+    """torch.func's gradients, and shapes on tensors without values."""
+    pairs = [
+        ("S(0)S(0)", "S(1)R"),
+        ("P(sum)S(1)", "S(0)S(1)"),
+        ("S(0)R", "RS(1)"),
+        ("P(sum)R", "RR"),
+        ("RR", "P(sum)R"),
+    ]
+    for (source, target), planner in product(pairs, ("calibrated", "direct")):
+        if "P" in target and planner == "direct":
+            continue
+        plan, full = redistribute.plan(source, target, (6, 5), mesh, planner=planner), tagged((6, 5), torch.float32)
+        local, given = parts(full, plan.source, mesh), shard(full, State(2, plan.target.orders), mesh)
+        moved, gradients = torch.func.vjp(partial(doubled, plan), local)
+        leaf = local.clone().requires_grad_()
+        wanted = doubled(plan, leaf)
+        wanted.backward(given)
+        assert torch.equal(moved, wanted) and torch.equal(gradients(given)[0], leaf.grad), f"{plan.path} by {planner}"
+        with FakeTensorMode() as fake:
+            assert redistribute.execute(fake.from_tensor(local), plan).shape == moved.shape, f"{plan.path} by {planner}"
     return len(pairs)
 
 
@@ -245,6 +270,7 @@ def main(out: Path, backend: str) -> None:
     checked["spmd_types"] = check_spmd_types(flat)
     checked["dtypes"] = check_dtypes(square)
     check_gradients_in_graphs(square)
+    checked["transforms"] = check_transforms(square)
     checked["compiled"] = check_compiled(square, backend)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(checked))

@@ -32,7 +32,9 @@ def test_values_forward_backward_and_compiled_on_real_ranks(ranks: Ranks, tmp_pa
     assert done.returncode == 0, done.stderr
     checked = json.loads((tmp_path / "checked").read_text())
     kinds = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter", "cut", "partition", "zero_fill")
-    assert all(checked[kind] for kind in (*kinds, "calibrated: forward", "direct: forward", "compiled", "dtypes"))
+    assert all(
+        checked[kind] for kind in (*kinds, "calibrated: forward", "direct: forward", "compiled", "dtypes", "transforms")
+    )
     assert checked["calibrated: forward"] + checked["direct: forward"] == 240 and checked["backward"] > 120
 
 
