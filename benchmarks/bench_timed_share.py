@@ -1,10 +1,11 @@
 """How much of a run is timed iterations, as its own footer counts it: `collectives` in full, and the quick start."""
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,16 @@ CLAIMS = (
         ("*quick*",),
     ),
 )
-NOT_IN_QUICK_START = {"calibrate", "further", "laboratory", "links", "real-size"}  # tags, as run.sh leaves them out
 IS_LONG = True
-DISTBENCH = [sys.executable, "-m", "distbench"]
-
-
-def knobs_of_quick_start() -> str:
-    """The FSDP2 knobs that run.sh measures."""
-    found = re.search(r"^ +local knobs=(\S+)$", Path("run.sh").read_text(), re.MULTILINE)
-    assert found is not None
-    return found[1]
+ROOT = Path(__file__).parent.parent
 
 
 def main() -> list[Row]:
     """Rows for the benchmark table; the minus sign marks a floor."""
-    (alone,) = footers("collectives")
-    listed = subprocess.run([*DISTBENCH, "list", "--format", "json"], check=True, capture_output=True)
-    names = [row["name"] for row in json.loads(listed.stdout) if not NOT_IN_QUICK_START & set(row["tags"])]
-    settings = ("--set", f"knob={knobs_of_quick_start()}", "--set", "compile_backend=none")
-    quick = footers(*names, "--quick", *settings, "-k", "not rotate=ulysses")
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("collectives", "--quiet", "--results", f"{folder}/runs", "--log-dir", f"{folder}/logs")
+        (alone,) = footers([sys.executable, "-m", "distbench", "run", *words], Path(folder, "runs"))
+    quick = footers([str(ROOT / "run.sh")], ROOT / "results")
     timed_s = sum(footer["spent_s"]["timed"] for footer in quick)
     measuring_s = sum(footer["measuring_s"] for footer in quick)
     print(f"  quick: {timed_s:.0f} s of {measuring_s:.0f} s, {sum(footer['wall_s'] for footer in quick):.0f} s in all")
@@ -56,23 +48,12 @@ def main() -> list[Row]:
     ]
 
 
-def footers(*arguments: str) -> list[dict[str, Any]]:
+def footers(command: Sequence[str], results: Path) -> list[dict[str, Any]]:
     """The footer of each scenario of one command, which also prints what its time was spent on."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *DISTBENCH,
-            "run",
-            *arguments,
-            "--quiet",
-            "--results",
-            f"{folder}/runs",
-            "--log-dir",
-            f"{folder}/logs",
-        ]
-        subprocess.run(command, check=True, capture_output=True)
-        found = [
-            json.loads(file.read_text().splitlines()[-1]) for file in sorted(Path(folder, "runs").rglob("*.jsonl"))
-        ]
+    began = time.time()
+    subprocess.run(command, check=True, capture_output=True)
+    files = [file for file in results.glob("*/*.jsonl") if file.stat().st_mtime >= began]
+    found = [json.loads(file.read_text().splitlines()[-1]) for file in sorted(files)]
     for footer in found:
         print("  " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in footer["spent_s"].items()))
     return found
