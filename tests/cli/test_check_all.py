@@ -15,13 +15,18 @@ ROW = {"num_parameters": 8_030_261_248, "usable_bytes": 75 * GIB, "mesh": {"dp_s
 FITS = {
     **ROW,
     "peak_bytes": 45.6 * GIB,
-    "depth": "4 and 6 of 32",
+    "depth": "all",
     "why_not": "",
     "problems": [],
     "fits": True,
     "process_s": 9.0,
 }
-NEAR = {"mesh": {"dp_shard": 32, "tp": 1}, "set": {"checkpoint": "full"}, "peak_bytes": 47.4 * GIB}
+NEAR = {
+    "mesh": {"dp_shard": 32, "tp": 1},
+    "set": {"checkpoint": "full"},
+    "peak_bytes": 47.4 * GIB,
+    "depth": "4 and 6 of 46",
+}
 ANSWERS = {
     "a_debugmodel": FITS,
     "b": {**FITS, "peak_bytes": 240.7 * GIB, "fits": False, "nearest": NEAR},
@@ -69,7 +74,7 @@ def test_each_recipe_has_a_row_and_the_last_line_counts_verdicts(run: Run, known
     lines = done.output.splitlines()
     assert lines[0] == "9 recipes of torchtitan on 8 x h100, 75.1 GiB usable each" and done.exit_code == 1
     assert lines[2].split() == ["a_debugmodel", "8.03", "G", "dp_shard=8,tp=1", "45.6", "fits"]
-    assert "--mesh dp_shard=32,tp=1 --set checkpoint=full (47.4 GiB)" in done.output
+    assert "--mesh dp_shard=32,tp=1 --set checkpoint=full (~47.4 GiB)" in done.output
     assert "rejected" in lines[5] and "no answer within 300 s" in lines[6]
     assert ">= 45.6  rejected" in done.output and "num_heads=3 over 2" in done.output
     assert ">= 80.0  does not fit" in done.output  # that much is certain
