@@ -16,6 +16,7 @@ from distbench.plans.batch import batch_of
 from distbench.plans.model import blueprint
 from distbench.plans.plan_check import problems
 from distbench.ranks.failure import one_line
+from distbench.simulate import repeated_layers
 from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.recorded_step import SEED, recorded
 from distbench.simulate.recording import Allocated, Collective, Freed, Operator, Recording, StepBegun
@@ -29,7 +30,6 @@ from distbench.worker.rank_session import declared
 # Recorded numbers of layers of a model whose layers differ; the difference is a multiple of the period of alternating
 # layers.
 FEW, MORE = 4, 6
-REPEATED = (6, 10)  # recorded numbers of equal layers; the larger one if the first layers differ from the others
 ALL = "all"
 # f32 parameters, gradients and the two moments of AdamW.
 BYTES_PER_PARAMETER = 16
@@ -174,9 +174,8 @@ class Recipe:
         return declared(self._function, {**self._variant, **params, "layers": layers, "batch": batch})
 
     def _recorded(self, mesh: dict[str, int], params: dict[str, Any]) -> Fit:
-        for layers in REPEATED:
-            with contextlib.suppress(NotRepeated):
-                return Fit(mesh, params, max(peaks_of(self._recording(mesh, params, 0, layers)).values()), ALL)
+        with contextlib.suppress(NotRepeated):
+            return Fit(mesh, params, max(peaks_of(self._recording(mesh, params, 0, repeated_layers.FEW)).values()), ALL)
         few, more = (self._recording(mesh, params, layers) for layers in (FEW, MORE))
         per_layer = (more.head.num_parameters - few.head.num_parameters) / (MORE - FEW)
         if not per_layer or more.head.num_parameters >= self.num_parameters:
