@@ -344,8 +344,8 @@ def _attention_flops(shape: tuple[int, ...], is_causal: bool) -> int:
 
 def _host_work(device: torch.device) -> Work:
     """Make forward and backward of a chain of small modules, which the device runs faster than the host issues them."""
-    layers = [layer for _ in range(HOST_LAYERS) for layer in (torch.nn.Linear(64, 64), torch.nn.SiLU())]
-    model, inputs = torch.nn.Sequential(*layers).to(device), torch.randn(64, 64, device=device)
+    layers = [layer for _ in range(HOST_LAYERS) for layer in (torch.nn.Linear(64, 64, device=device), torch.nn.SiLU())]
+    model, inputs = torch.nn.Sequential(*layers), torch.randn(64, 64, device=device)
 
     def call() -> None:
         torch.autograd.grad(model(inputs).sum(), [*model.parameters()])
@@ -374,15 +374,17 @@ def _overlap(part: str, device: torch.device) -> Work:
 
 def _compute_spec(what: str, size: str, make: Callable[[torch.device], Work], context: RankContext) -> CaseSpec:
     case = Case(f"compute/{what}/{size}", "compute", {"what": what, "size": size})
-    return CaseSpec(case, partial(_open_work, make, context))
+    return CaseSpec(case, partial(_open_work, make, context, what == "overlap"))
 
 
 @contextlib.contextmanager
-def _open_work(make: Callable[[torch.device], Work], context: RankContext) -> Iterator[OpenedCase]:
-    work = make(context.device)
+def _open_work(
+    make: Callable[[torch.device], Work], context: RankContext, starts_together: bool
+) -> Iterator[OpenedCase]:
+    work, starts_on = make(context.device), dist.group.WORLD if starts_together else None
     repeats = max(round(work.most / work.amount / work.num_operators), 1)
     num_operators, mesh_dim = repeats * work.num_operators, "x".join(context.mesh_dims)
-    yield _repeated(work.call, repeats, work.amount, num_operators, context.mesh.size(), mesh_dim)
+    yield _repeated(work.call, repeats, work.amount, num_operators, context.mesh.size(), mesh_dim, starts_on)
 
 
 def _collective_spec(
