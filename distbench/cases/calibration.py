@@ -41,15 +41,7 @@ STEPS = {
     PARTITION: (("R", "P(sum)"),),
     ZERO_FILL: (("S(0)", "P(sum)"), ("S(1)", "P(sum)")),
 }
-MATMUL_SIDES = {"f32": (64, 192, 512, 1024), "bf16": (64, 192, 512, 1024)}
-# Bytes that one elementwise operator reads and writes, from less than a core's cache to much more.
-MEMORY_BYTES = (49152, 393216, 3145728, 25165824, 50331648)
-ATTENTION_SHAPES = ((4, 4, 64, 64), (1, 8, 512, 64))  # batch, heads, sequence, head dim
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-# Less than 32 MiB: glibc allocates larger buffers outside of its heap and maps each buffer again page by page.
-PAYLOAD_BYTES = (4096, 131072, 2097152, 8388608, 25165824)
-# Operations of one call of a case. The call takes some tens of milliseconds on a current core.
-CALL_FLOPS, CALL_BYTES = 1e9, 2.5e8
 CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
 HOST_LAYERS = 16  # of a chain of operators that are shorter than the host's work for them
 COMPUTE, COMMUNICATION = "compute", "communication"
@@ -58,13 +50,13 @@ OVERLAP_SIDE, OVERLAP_MATMULS, OVERLAP_BYTES, OVERLAP_MESSAGES = 4096, 64, 1 << 
 
 
 class Sizes(NamedTuple):
-    """Sizes of a type of device, each from the smallest; see the constants above for the CPU's.
+    """Sizes of a type of device, each from the smallest.
 
     Args:
         matmul_sides: dtype to sides.
         attention_shapes: batch, heads, sequence, head dim.
-        attention_dtype: dtype of attention.
-        call_flops, call_bytes: operations of one call of a case.
+        memory_bytes: that one elementwise operator reads and writes.
+        call_flops, call_bytes: of one call of a case.
     """
 
     matmul_sides: Mapping[str, Sequence[int]]
@@ -76,7 +68,17 @@ class Sizes(NamedTuple):
     call_bytes: float
 
 
-OF_CPU = Sizes(MATMUL_SIDES, MEMORY_BYTES, ATTENTION_SHAPES, "f32", PAYLOAD_BYTES, CALL_FLOPS, CALL_BYTES)
+# From less than a core's cache to much more, and calls of some tens of milliseconds on a current core. Payloads have
+# less than 32 MiB: glibc allocates larger buffers outside of its heap and maps each buffer again page by page.
+OF_CPU = Sizes(
+    matmul_sides={"f32": (64, 192, 512, 1024), "bf16": (64, 192, 512, 1024)},
+    memory_bytes=(49152, 393216, 3145728, 25165824, 50331648),
+    attention_shapes=((4, 4, 64, 64), (1, 8, 512, 64)),
+    attention_dtype="f32",
+    payload_bytes=(4096, 131072, 2097152, 8388608, 25165824),
+    call_flops=1e9,
+    call_bytes=2.5e8,
+)
 # Operators that fill an accelerator, buffers beyond its caches, and calls of some milliseconds.
 OF_ACCELERATOR = Sizes(
     matmul_sides={"f32": (2048, 4096), "bf16": (2048, 4096, 8192)},

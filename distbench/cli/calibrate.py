@@ -293,7 +293,11 @@ def _base_of(job: "Job", given: str | None, hardware_out: Path | None, only: str
         if given:
             raise UserError("--base has no effect on CPUs, whose figures are all measured; leave --base out")
         return None
-    if given is None and (only == "profile" or (hardware_out is None and only is None)):
+    if only == "profile":
+        if given:
+            raise UserError("--base has no effect with --only profile; leave one of the two out")
+        return None
+    if given is None and hardware_out is None and only is None:
         return None
     if given is None:
         failure = f"torch cannot name the {job.device} device ({{why}}); give --base NAME|FILE"
@@ -307,7 +311,7 @@ def _hardware_file(
     job: "Job", hardware_out: Path | None, output: Path, only: str | None, base: str | None
 ) -> Path | None:
     """The hardware file's path, or None without a hardware file."""
-    if (only == "profile" and hardware_out is None and base is None) or (job.device != "cpu" and base is None):
+    if (only == "profile" and hardware_out is None and base is None) or (base is None and job.device != "cpu"):
         return None
     if job.device == "cpu" and mesh_size(job.mesh) == 1:
         return None  # The error of the profile has the next step.

@@ -1,6 +1,7 @@
 """The rates of an accelerator in a hardware file, from measured operators; all other figures are from a base."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distbench.planning.measured_collectives import num_ranks_of, timings_in
+from distbench.planning.profile_fit import hosts_of
 from distbench.records.run_file import DTYPE_BYTES, Run
 from distbench.show.blocks import Block, Table
 from distbench.show.units import bandwidth_text, size_text, time_text
 from distbench.simulate.hardware_file import Figure, Hardware, hardware_of
-from distbench.simulate.measured_hardware import ABSURD, ADVICE, save_hardware, short
+from distbench.simulate.measured_hardware import ABSURD, save_hardware, short
 from distbench.simulate.measured_links import MEASURED, write_links
 from distbench.simulate.operator_costs import operator_s
 from distbench.simulate.recording import ATTENTION, ATTENTION_BACKWARD, MATMUL, Operator
@@ -69,13 +71,15 @@ def write_device(path: Path, record: dict[str, Any], base: Hardware, run: Run) -
     world_size = int(run.header["environment"]["world_size"])
     points = _points(run)
     figures = _figures(points, base, world_size)
+    if (most := max(Counter(hosts_of(run)).values(), default=1)) > base.devices_per_node:
+        figures["devices_per_node"] = most
     source = f"distbench calibrate, run {run.header['run_id']}"
     record["figures"] |= {
         name: {"value": short(value), "basis": "measured", "source": source} for name, value in figures.items()
     }
-    record["name"] = base.name[: 100 - len(MEASURED)] + MEASURED
+    record["name"] = base.name.removesuffix(MEASURED)[: 100 - len(MEASURED)] + MEASURED
     record["summary"] = f"{base.summary}; rates measured on {count_text(world_size, 'device')}"
-    hardware = hardware_of(record, ABSURD, ADVICE)
+    hardware = hardware_of(record, ABSURD, f"give --base the hardware file of this device instead of {base.name}")
     blocks: list[Block] = [_figure_table(figures, base), _error_table(points, hardware, world_size)]
     if world_size == 1:
         save_hardware(path, record)

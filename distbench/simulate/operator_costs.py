@@ -197,10 +197,11 @@ def _curve_of(operator: Operator) -> tuple[str, float]:
 
 
 def _computed_share(operator: Operator) -> float:
-    """Return the operations per counted operation of attention on CPUs, relative to short causal attention as measured.
+    """Return what attention on a CPU computes per counted operation; 1 is short causal attention, which is measured.
 
-    torch computes whole blocks of keys, so causal attention of at most one block computes twice its operations (torch
-    2.13, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, kvSplitSize).
+    torch computes whole blocks of keys, so causal attention of at most one block computes twice the operations that
+    count, and attention without a mask just these (torch 2.13, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp,
+    kvSplitSize).
     """
     queries, _, is_causal = operator.attention or (0, 0, 1)
     if not is_causal:

@@ -109,6 +109,18 @@ def test_a_run_without_an_operator_names_the_operator(tmp_path: Path) -> None:
         write_device(tmp_path / "here.json", *base_hardware("h100"), replace(run, cases=cases))
 
 
+def test_another_device_than_the_base_is_named(tmp_path: Path) -> None:
+    machine_above = replace(machine(), figures=machine().figures | {"matmul_bf16_flops": Figure(2e15, "guess", "")})
+    with pytest.raises(UserError, match=r"above figures.peak_bf16_flops.*--base the hardware file of this device"):
+        write_device(tmp_path / "here.json", *base_hardware("h100"), run_of(1, machine_above))
+
+
+def test_more_devices_on_a_host_than_the_base_has_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "here.json"
+    write_device(file, *base_hardware("h100"), run_of(16, machine()))
+    assert load_hardware(str(file)).devices_per_node == 16
+
+
 def test_every_operator_of_an_accelerator_runs() -> None:
     kinds = set()
     for params, counters, case in opened_operators(8):
@@ -162,15 +174,26 @@ def test_lengths_at_which_attention_does_not_get_faster() -> None:
     assert math.isclose(measured_device._half_length(points), 0, abs_tol=1e-6)
 
 
-def test_the_cases_of_an_accelerator_are_listed_without_one(children: Children, tmp_path: Path) -> None:
+@pytest.fixture
+def with_device(tmp_path: Path) -> dict[str, str]:
+    """Environment variables with a command that lists a GPU."""
     lister = tmp_path / "nvidia-smi"
     lister.write_text('#!/bin/sh\necho "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)"\n')
     lister.chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def test_the_cases_of_an_accelerator_are_listed_without_one(children: Children, with_device: dict[str, str]) -> None:
     words = ("calibrate", "--device", "cuda", "--only", "hardware", "--base", "h100", "--dry-run", "--json")
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = children.python("-m", "distbench", *words, cwd=tmp_path, env=environment)
+    done = children.python("-m", "distbench", *words, env=with_device)
     assert done.returncode == 0, done.stderr
     assert "compute/matmul_bf16/8192" in done.stdout and "calibrate_steps" not in done.stdout
+
+
+def test_a_base_without_a_hardware_file_is_refused(children: Children, with_device: dict[str, str]) -> None:
+    words = ("calibrate", "--device", "cuda", "--only", "profile", "--base", "h100", "--dry-run")
+    done = children.python("-m", "distbench", *words, env=with_device)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--base has no effect" in done.stderr
 
 
 def test_a_base_is_of_accelerators(children: Children, tmp_path: Path) -> None:
