@@ -1,4 +1,5 @@
-"""`python whole_recordings.py CASES`: each step recorded from few layers and from all; prints where they differ.
+"""`python whole_recordings.py CASES`: each step recorded from few layers, and from all after a whole step as setup;
+prints where they differ.
 
 A case is [scenario, file, mesh, variant, whether few layers are enough].
 """
@@ -10,7 +11,9 @@ from typing import Any
 
 from conftest import ROOT
 
-from distbench.simulate.recorded_step import recorded
+from distbench.simulate import recorded_step
+from distbench.simulate.allocator import replay_memory
+from distbench.simulate.recorded_step import recorded, stand_for_two_steps
 from distbench.simulate.recording import Collective, Event, Operator
 from distbench.worker.child_verbs import fewer_layers
 from distbench.worker.rank_session import declared, load_scenario
@@ -51,11 +54,16 @@ def main() -> None:
         variant = {**variant, "num_layers": NUM_LAYERS}
         scenario = declared(function, variant)
         short = recorded(scenario, name, "", mesh, fewer=fewer_layers(function, variant)).recording
+        recorded_step.stand_for_two_steps = lambda _: False
         whole = recorded(scenario, name, "", mesh).recording
-        pairs = zip(numbered([*short.events]), numbered([*whole.events]), strict=False)
+        recorded_step.stand_for_two_steps = stand_for_two_steps
+        pairs = zip(numbered([*short.step]), numbered([*whole.step]), strict=False)
         difference = next((str(pair) for pair in pairs if pair[0] != pair[1]), None)
-        if difference is None and len(short.events) != len(whole.events):
-            difference = f"{len(short.events)} and {len(whole.events)} events"
+        if difference is None and len(short.step) != len(whole.step):
+            difference = f"{len(short.step)} and {len(whole.step)} events"
+        memory = [replay_memory(recording.events) for recording in (short, whole)]
+        if difference is None and memory[0] != memory[1]:
+            difference = f"{memory[0]} and {memory[1]}"
         answers.append({"is_repeated": short.head.recorded_layers > 0, "first_difference": difference})
     print(json.dumps(answers))
 

@@ -369,6 +369,10 @@ class TrainingStep:
     def __call__(self, stamp: Stamp) -> None:
         """Run one whole step, and clear the gradients at its end."""
         self.forward_backward(stamp)
+        self.finish(stamp)
+
+    def finish(self, stamp: Stamp) -> None:
+        """Run the rest of a step after forward and backward, and clear the gradients."""
         self.optimize()
         # A user's optimizer may lack zero_grad, so zero_grad is not called.
         self.model.zero_grad(set_to_none=True)

@@ -66,7 +66,17 @@ from distbench.torch_private import (
 
 DEVICE_TYPE = "sim"
 # Operators that make a tensor without writing to it, or only report a property.
-MAKES_OR_TELLS = ("empty", "new_empty", "lift_fresh", "is_same_size", "sym_", "record_stream", "set_", "resize_")
+MAKES_OR_TELLS = (
+    "empty",
+    "new_empty",
+    "lift_fresh",
+    "is_same_size",
+    "is_pinned",
+    "sym_",
+    "record_stream",
+    "set_",
+    "resize_",
+)
 # In-place operators that do not read the previous content.
 OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
 # FlashAttention-2's backward temporarily holds dQ in fp32 and one number per row of the softmax.
@@ -507,7 +517,7 @@ class Recorder:
         self._storages = LiveStorages(self._allocate, self._free)
         self._issued_in: dict[int, tuple[int, IssueContext | None]] = {}
         self._num_blocks = self._num_steps = 0
-        # Owners of storages that are filled again, as only FSDP2 does.
+        # Blocks of storages that are filled again, as only FSDP2 does.
         self._filled: set[int] = set()
         self._is_metadata = False
         self._of_groups: dict[tuple[int, ...], SimStream] = {}
@@ -538,7 +548,7 @@ class Recorder:
             yield
 
     def annotate(self, held: Mapping[int, str]) -> None:
-        """Label every block with its content, after all modules have run.
+        """Label every block since the last call with its content, after all modules have run.
 
         Args:
             held: kinds of blocks, for gradients and blocks that a step holds between two runs.
@@ -548,6 +558,8 @@ class Recorder:
             assert isinstance(block, Allocated)
             kind = held.get(number) or ("fsdp" if number in self._filled else _held(issued_in))
             self.events[place] = block._replace(held=kind, owner=self._owner(issued_in))
+        self._issued_in.clear()
+        self._owners.clear()
 
     def use(self, tensors: Sequence[torch.Tensor]) -> None:
         """Record a use of tensors without a dispatched operator."""
@@ -681,11 +693,11 @@ class Recorder:
         """Return the block of a tensor's storage; allocate a new storage."""
         return self._storages.see(tensor.untyped_storage())
 
-    def _allocate(self, size: int, is_resized: bool = False) -> int:
+    def _allocate(self, size: int, before_resize: int | None = None) -> int:
         number = self._num_blocks
         self._num_blocks += 1
-        if is_resized:
-            self._filled.add(number)
+        if before_resize is not None:
+            self._filled.update((number, before_resize))
         if self.modules_of_blocks is not None and (watcher := self.tracker or self.watcher):
             self.modules_of_blocks[number] = _module(watcher.owner_of(watcher.issue_context()))
         if size:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.cases.step import step_case
-from distbench.observe.module_attribution import tracked_collectives
+from distbench.observe.module_attribution import CollectiveTracker, tracked_collectives
 from distbench.plans.batch import batch_of
 from distbench.plans.model import Blueprint, allocate, blueprint, place_attributes, tensors_of
 from distbench.plans.parallelize import fused_modules, shards_sequence
@@ -19,9 +19,22 @@ from distbench.plans.plan_check import problems
 from distbench.plans.training_step import Stamp, TrainingStep, state_of, step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import one_line_and_place, raised_at
-from distbench.ranks.measure import no_stamp
 from distbench.simulate.operator_recorder import DEVICE_TYPE, Recorder, StageMessages, simulate_device
-from distbench.simulate.recording import MAX_RANKS, Event, Head, PipelineFacts, Recording, ranks_of_pipeline
+from distbench.simulate.recording import (
+    MAX_RANKS,
+    Allocated,
+    Collective,
+    Event,
+    EventRecorded,
+    EventWaited,
+    Freed,
+    Head,
+    Operator,
+    PipelineFacts,
+    Recording,
+    StepBegun,
+    ranks_of_pipeline,
+)
 from distbench.simulate.repeated_layers import NotRepeated, extended, repeated_layers
 from distbench.spec import Scenario, UserError
 from distbench.spec.assumptions import Assumption, assumption_text
@@ -38,6 +51,7 @@ from distbench.torch_private import (
     forget_layouts_of_backward,
     is_strided_shard,
     meshes_with_values,
+    replaced,
     tensors_in,
 )
 
@@ -156,7 +170,7 @@ def recorded(
         ),
         recorded_layers=done.recorded_layers,
     )
-    return RecordedRank(Recording(head, done.events), done.differing, done.busier)
+    return RecordedRank(Recording(head, both_steps(done.events)), done.differing, done.busier)
 
 
 def _uncompiled(scenario: Scenario) -> Scenario:
@@ -165,7 +179,8 @@ def _uncompiled(scenario: Scenario) -> Scenario:
 
 
 class _Done(NamedTuple):
-    """A recorded step; `differing` and `busier` as in `RecordedRank`, `recorded_layers` as in `Head`."""
+    """A recorded step; `events` as of `both_steps`, `differing` and `busier` as in `RecordedRank`, `recorded_layers` as in
+    `Head`."""
 
     events: Sequence[Event]
     phases: tuple[str, ...]
@@ -257,36 +272,104 @@ def _built(
 
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, values: KnownValues, recorder: Recorder) -> None:
+    """Record the parts of which `both_steps` makes two steps.
+
+    Setup takes a whole step only if the second step may differ from the first, as with DDP's buckets or a cache.
+    """
     messages = StageMessages(recorder, context.rank)
-    with contextlib.ExitStack() as stack:
-        stamp_first: Stamp = no_stamp
-        if recorder.modules_of_blocks is not None:
-            for name, parameter in step.model.named_parameters():
-                for block in _blocks(recorder, [parameter], ""):
-                    recorder.modules_of_blocks[block] = name.rpartition(".")[0]
-            tracked = tracked_collectives(step.model, step.phases, step.plan, [context.mesh])
-            recorder.watcher = stack.enter_context(tracked)
-            stamp_first = recorder.watcher.stamp
-        for part in (shapes.on(), values.on(step.model), recorder.on(), messages.on(), meshes_with_values()):
-            stack.enter_context(part)
-        stack.enter_context(equal_tensors_once())
-        recorder.begin_step()
-        for _ in range(step.num_setup_steps):
-            step(stamp_first)
-        recorder.watcher = None
-    gradients: dict[int, str] = {}
-    with tracked_collectives(step.model, step.phases, step.plan, [context.mesh]) as tracker:
-        recorder.tracker = tracker
+    if recorder.modules_of_blocks is not None:
+        for name, parameter in step.model.named_parameters():
+            for block in _blocks(recorder, [parameter], ""):
+                recorder.modules_of_blocks[block] = name.rpartition(".")[0]
 
-        def stamp() -> None:
-            tensors = [*(parameter.grad for parameter in step.model.parameters()), *recorder.reducers.on_device]
-            gradients.update(_blocks(recorder, tensors, "gradients"))
-            tracker.stamp()
-
-        with shapes.on(), values.on(step.model), recorder.on(), messages.on(), meshes_with_values():
+    @contextlib.contextmanager
+    def recording() -> Iterator[CollectiveTracker]:
+        with (
+            tracked_collectives(step.model, step.phases, step.plan, [context.mesh]) as tracker,
+            shapes.on(),
+            values.on(step.model),
+            recorder.on(),
+            messages.on(),
+            meshes_with_values(),
+        ):
             recorder.begin_step()
-            step(stamp)
+            yield tracker
+
+    def with_operators(run: Callable[[Stamp], None]) -> None:
+        gradients: dict[int, str] = {}
+        with recording() as tracker:
+            recorder.tracker = tracker
+
+            def stamp() -> None:
+                tensors = [*(parameter.grad for parameter in step.model.parameters()), *recorder.reducers.on_device]
+                gradients.update(_blocks(recorder, tensors, "gradients"))
+                tracker.stamp()
+
+            run(stamp)
         recorder.annotate(gradients | _held_by(step, recorder))
+
+    def with_two_optimizer_steps(stamp: Stamp) -> None:
+        step.forward_backward(stamp)
+        recorder.begin_step()
+        with equal_tensors_once(), replaced(recorder, "watcher", recorder.tracker), replaced(recorder, "tracker", None):
+            step.optimize()
+        recorder.begin_step()
+        step.finish(stamp)
+
+    if type(step) is TrainingStep and not (step.pipeline or step.has_buckets or step.plan.state_dict):
+        with_operators(with_two_optimizer_steps)
+        if stand_for_two_steps(recorder.events):
+            return
+    else:
+        with recording() as recorder.watcher, equal_tensors_once():
+            for _ in range(step.num_setup_steps):
+                step(recorder.watcher.stamp)
+    with_operators(step)
+
+
+def stand_for_two_steps(events: Sequence[Event]) -> bool:
+    """Return whether the next step would repeat forward and backward, after which the optimizer ran twice.
+
+    They may keep no memory but gradients, and the optimizer's first step may not end a wait that its second step lacks.
+    """
+    _, once, setup, again = _parts(events)
+    made = {event.block for event in once if isinstance(event, Allocated)}
+    recorded = {event.event for event in once if isinstance(event, EventRecorded)}
+    freed = [event.block for event in (*once, *again) if isinstance(event, Freed)]
+    return (
+        made <= {*freed}
+        and made >= {event.block for event in once if isinstance(event, Freed)}
+        and not any(isinstance(event, Freed) and event.block in made for event in setup)
+        and not any(isinstance(event, EventWaited) and event.event in recorded for event in setup)
+    )
+
+
+def both_steps(events: Sequence[Event]) -> list[Event]:
+    """Return recorded parts as two steps, the first without operators.
+
+    Args:
+        events: memory before the steps, then parts that begin with StepBegun: forward and backward, the optimizer's
+            first step, and its second step on the same gradients; or parts that end with a whole step.
+    """
+    before, *parts, last = _parts(events)
+    first: list[Event] = [event for part in parts for event in part if not isinstance(event, Operator | Collective)]
+    if len(parts) == 2:
+        once, setup = parts
+        made = {event.block for event in once if isinstance(event, Allocated)}
+        offset = 1 + max((event.block for event in events if isinstance(event, Allocated)), default=0)
+        memory = [event for event in once if isinstance(event, Allocated | Freed)]
+        ends = [event for event in last if isinstance(event, Freed) and event.block in made]
+        first = [event._replace(block=event.block + offset) for event in (*memory, *ends)]
+        first[len(memory) : len(memory)] = setup
+        last = [*once, *last]
+    return [*before, StepBegun(1), *first, StepBegun(2), *last]
+
+
+def _parts(events: Sequence[Event]) -> list[Sequence[Event]]:
+    """Split events at each StepBegun, which is left out."""
+    begun = [place for place, event in enumerate(events) if isinstance(event, StepBegun)]
+    starts, ends = [0, *(place + 1 for place in begun)], [*begun, len(events)]
+    return [events[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:

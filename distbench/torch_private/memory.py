@@ -30,18 +30,18 @@ class LiveStorages:
     FSDP2 frees and fills storages by resizing, which no operator shows. A resized storage is freed and allocated again.
 
     Args:
-        allocate: called with the bytes of a storage and whether the storage was resized; returns the storage's number.
+        allocate: called with the bytes of a storage and, after a resize, its number before; returns the storage's number.
         free: called with the freed block.
     """
 
-    def __init__(self, allocate: Callable[[int, bool], int], free: Callable[[Block], object]) -> None:
+    def __init__(self, allocate: Callable[[int, int | None], int], free: Callable[[Block], object]) -> None:
         self._allocate, self._free = allocate, free
         self._blocks: dict[int, Block] = {}
 
     def see(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a storage; allocate a new storage."""
         number = self.number_of(storage)
-        return self._keep(storage, storage.nbytes(), False) if number is None else number
+        return self._keep(storage, storage.nbytes(), None) if number is None else number
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
         """Return the number of a storage, None if it is unknown."""
@@ -58,14 +58,14 @@ class LiveStorages:
             block = self._blocks.get(id(storage))
             if block is not None and block.num_bytes != size:
                 self._free(block)
-                self._keep(storage, size, True)
+                self._keep(storage, size, block.number)
             return done
 
         with replaced(torch.UntypedStorage, "resize_", resize):
             yield
 
-    def _keep(self, storage: torch.UntypedStorage, size: int, is_resized: bool) -> int:
-        block = Block(self._allocate(size, is_resized), size)
+    def _keep(self, storage: torch.UntypedStorage, size: int, before: int | None) -> int:
+        block = Block(self._allocate(size, before), size)
         self._blocks[id(storage)] = block
         weakref.finalize(storage, self._gone, id(storage), block.number).atexit = False
         return block.number
@@ -86,7 +86,7 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
     """
     live = peak = num_blocks = 0
 
-    def allocate(num_bytes: int, _: bool) -> int:
+    def allocate(num_bytes: int, _: int | None) -> int:
         nonlocal live, num_blocks
         live, num_blocks = live + num_bytes, num_blocks + 1
         return num_blocks

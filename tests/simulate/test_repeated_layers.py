@@ -172,7 +172,9 @@ if release(torch.__version__) >= (2, 13):
 
 
 @pytest.mark.parametrize("cases", [FAST, pytest.param(LONG, marks=pytest.mark.long)])
-def test_a_recording_of_few_layers_has_the_events_of_a_recording_of_all(children: Children, cases: list[Any]) -> None:
+def test_a_recording_of_few_layers_has_the_second_step_and_the_memory_of_a_recording_of_all(
+    children: Children, cases: list[Any]
+) -> None:
     for case, answer in zip(cases, compared(children, cases), strict=True):
         assert answer["first_difference"] is None, case
         # Before torch 2.13, FSDP2 waits for every layer at the end of backward, so that all layers are recorded.

@@ -22,16 +22,21 @@ from distbench.simulate.allocator import replay_memory
 from distbench.simulate.clock import replay_together
 from distbench.simulate.hardware_file import HostFigures, load_hardware
 from distbench.simulate.operator_recorder import nested_ranks
-from distbench.simulate.recorded_step import busier_ranks, differing_along
+from distbench.simulate.recorded_step import both_steps, busier_ranks, differing_along, stand_for_two_steps
 from distbench.simulate.recording import (
     ATTENTION,
     MATMUL,
+    Allocated,
     Collective,
+    Event,
+    EventRecorded,
     EventWaited,
+    Freed,
     HostWaited,
     Operator,
     RecordedSteps,
     Recording,
+    StepBegun,
     load_recordings,
     ranks_of,
     record_steps,
@@ -346,3 +351,41 @@ def test_a_model_of_real_size_is_not_run_on_a_cpu(known_host: None) -> None:
         jobs_of(Request(("tp_mlp", "llama3_8b"), device="cpu"), None)
     (job,) = jobs_of(Request(("llama3_8b",), device="cpu", shapes_only=True), None)
     assert job.mesh == {"dp_replicate": 1, "dp_shard": 8, "cp": 1}
+
+
+PARTS: dict[str, list[Event]] = {
+    "before": [Allocated(0, 64, 0, "parameters", "")],
+    "once": [StepBegun(1), Allocated(1, 8, 0, "activations", ""), EventRecorded(0, 0), Freed(1)],
+    "gradient": [Allocated(2, 64, 0, "gradients", "")],
+    "setup": [StepBegun(2), Allocated(3, 128, 0, "optimizer", ""), Allocated(4, 64, 0, "other", ""), Freed(4)],
+    "again": [StepBegun(3), Allocated(5, 64, 0, "optimizer", ""), Freed(5), Freed(2)],
+}
+
+
+def in_parts(**changed: Sequence[Event]) -> list[Event]:
+    return [event for part in ({**PARTS, **changed}).values() for event in part]
+
+
+def test_one_recorded_forward_and_backward_become_two_steps() -> None:
+    events = in_parts()
+    assert stand_for_two_steps(events)
+    first = [Allocated(7, 8, 0, "activations", ""), Freed(7), Allocated(8, 64, 0, "gradients", "")]
+    assert both_steps(events) == [
+        *PARTS["before"],
+        *(StepBegun(1), *first, *PARTS["setup"][1:], Freed(8)),
+        *(StepBegun(2), *PARTS["once"][1:], *PARTS["gradient"], *PARTS["again"][1:]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gradient": [*PARTS["gradient"], Allocated(6, 8, 0, "activations", "")]},
+        {"once": [*PARTS["once"], Freed(0)]},
+        {"setup": [*PARTS["setup"], EventWaited(0, 0)]},
+        {"setup": [*PARTS["setup"], Freed(2)], "again": [StepBegun(3)]},
+    ],
+    ids=["a cache is kept", "a parameter is freed", "the optimizer waits", "the optimizer frees gradients"],
+)
+def test_a_step_that_leaves_a_trace_does_not_stand_for_two(changed: dict[str, list[Event]]) -> None:
+    assert not stand_for_two_steps(in_parts(**changed))
