@@ -179,8 +179,7 @@ def _uncompiled(scenario: Scenario) -> Scenario:
 
 
 class _Done(NamedTuple):
-    """A recorded step; `events` as of `both_steps`, `differing` and `busier` as in `RecordedRank`, `recorded_layers` as in
-    `Head`."""
+    """A recorded step: `events` for `both_steps`; other fields as in `RecordedRank` and `Head`."""
 
     events: Sequence[Event]
     phases: tuple[str, ...]

@@ -30,7 +30,7 @@ class LiveStorages:
     FSDP2 frees and fills storages by resizing, which no operator shows. A resized storage is freed and allocated again.
 
     Args:
-        allocate: called with the bytes of a storage and, after a resize, its number before; returns the storage's number.
+        allocate: called with a storage's bytes and, after a resize, its last number; returns the storage's number.
         free: called with the freed block.
     """
 
