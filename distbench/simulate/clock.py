@@ -367,7 +367,7 @@ def _replay(
     Args:
         slower: a factor of each span's time, in the order of issue; empty for 1.
     """
-    events, rank = recording.step, recording.head.rank
+    events, rank, world_size = recording.step, recording.head.rank, recording.world_size
     fused = fused_bytes(events, recording.head.compiled)
     streams = _Streams(rank, hardware, exchanges, slower)
     end_s, spans = streams.end_s, streams.spans
@@ -379,7 +379,7 @@ def _replay(
         if isinstance(event, Operator | Collective) and not is_message and event.stream in streams.queues:
             yield from streams.finish([event.stream])
         if isinstance(event, Operator):
-            duration = operator_s(event, hardware, fused.get(place), recording.world_size)
+            duration = operator_s(event, hardware, fused.get(place), world_size)
             if duration <= 0:
                 continue
             duration *= slower[len(spans)] if slower else 1.0

@@ -66,8 +66,10 @@ from distbench.torch_private import (
 
 DEVICE_TYPE = "sim"
 # Operators that make a tensor without writing to it, or only report a property.
-MAKES_OR_TELLS = ("empty", "new_empty", "lift_fresh", "is_pinned", "is_same_size", "sym_", "record_stream")
-MAKES_OR_TELLS += ("set_", "resize_")
+MAKES_OR_TELLS = (
+    *("empty", "new_empty", "lift_fresh", "is_pinned", "is_same_size", "sym_", "record_stream"),
+    *("set_", "resize_"),
+)
 # In-place operators that do not read the previous content.
 OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
 # FlashAttention-2's backward temporarily holds dQ in fp32 and one number per row of the softmax.
