@@ -1,16 +1,18 @@
 """The fit of a recipe's step on a device, and the nearest plan that fits.
 
 Few layers are recorded. If the other layers repeat them (`simulate.repeated_layers`), the memory is exact; otherwise it
-is extrapolated from two recordings.
+is extrapolated from three recordings whose peaks are on a line, or recorded whole.
 """
 
 import contextlib
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from distbench.plans.batch import batch_of
 from distbench.plans.model import blueprint
@@ -27,9 +29,10 @@ from distbench.torch_private import Unsupported, fake_ranks
 from distbench.worker.plan_rehearsal import rank_of
 from distbench.worker.rank_session import declared
 
-# Recorded numbers of layers of a model whose layers differ; the difference is a multiple of the period of alternating
-# layers.
-FEW, MORE = 4, 6
+# Recorded numbers of layers of a model whose layers differ. The difference is a multiple of the period of alternating
+# layers. With less than two experts' layers after the first dense layers, FSDP gathers less at once than with more, so
+# that peaks are not yet on a line: with 4 and 6 layers, those of DeepSeek-V3 671B gave four times its memory.
+NUMBERS_OF_LAYERS = 4, 6, 8, 10, 12
 ALL = "all"
 # f32 parameters, gradients and the two moments of AdamW.
 BYTES_PER_PARAMETER = 16
@@ -121,6 +124,7 @@ class Recipe:
         assert scenario.build_model is not None
         model = blueprint(scenario.build_model, SEED, with_values=False).model
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.num_layers = longest_list(name for name, _ in model.named_modules())
         self._num_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         self._has_tp = scenario.step_plan.tp is not None
         self._batch_per_rank = batch_of(scenario).length / _data_parallel(mesh)
@@ -135,7 +139,7 @@ class Recipe:
         """Return the memory of rank 0 for a step, or a lower bound if no step can be recorded."""
         at_least = BYTES_PER_PARAMETER * self._num_trained / mesh_size(mesh)
         try:
-            scenario = self._scenario(mesh, params, FEW)
+            scenario = self._scenario(mesh, params, NUMBERS_OF_LAYERS[0])
             if sentences := _problems(scenario, mesh):
                 return Fit(mesh, params, at_least, why_not="its plan is not valid", problems=sentences)
             return self._recorded(mesh, params)
@@ -176,16 +180,19 @@ class Recipe:
     def _recorded(self, mesh: dict[str, int], params: dict[str, Any]) -> Fit:
         with contextlib.suppress(NotRepeated):
             return Fit(mesh, params, max(peaks_of(self._recording(mesh, params, 0, repeated_layers.FEW)).values()), ALL)
-        few, more = (self._recording(mesh, params, layers) for layers in (FEW, MORE))
-        per_layer = (more.head.num_parameters - few.head.num_parameters) / (MORE - FEW)
-        if not per_layer or more.head.num_parameters >= self.num_parameters:
-            whole = more if more.head.num_parameters == self.num_parameters else self._recording(mesh, params, 0)
-            return Fit(mesh, params, max(peaks_of(whole).values()), ALL)
-        num_layers = FEW + (self.num_parameters - few.head.num_parameters) / per_layer
-        peaks, peaks_of_more = peaks_of(few), peaks_of(more)
-        slopes = {phase: (peaks_of_more[phase] - peak) / (MORE - FEW) for phase, peak in peaks.items()}
-        peak = max(peak + slopes[phase] * (num_layers - FEW) for phase, peak in peaks.items())
-        return Fit(mesh, params, peak, f"{FEW} and {MORE} of {num_layers:.0f}")
+        points: list[Point] = []
+        for layers in NUMBERS_OF_LAYERS:
+            recording = self._recording(mesh, params, layers)
+            points.append(Point(layers, recording.head.num_parameters, peaks_of(recording)))
+            if points[-1].num_parameters >= self.num_parameters:
+                break
+            line = points[-3:]
+            if are_on_a_line(line) and (peak := peak_with(self.num_layers, self.num_parameters, line)) is not None:
+                few, more, most = (at.layers for at in line)
+                return Fit(mesh, params, peak, f"{few}, {more} and {most} of {self.num_layers}")
+        if points[-1].num_parameters != self.num_parameters:
+            recording = self._recording(mesh, params, 0)
+        return Fit(mesh, params, max(peaks_of(recording).values()), ALL)
 
     def _recording(
         self, mesh: dict[str, int], params: dict[str, Any], layers: int, repeated: int | None = None
@@ -211,6 +218,42 @@ def _problems(scenario: Scenario, shape: Mapping[str, int]) -> list[str]:
     with fake_ranks(shape) as mesh:
         model = blueprint(scenario.build_model, SEED, with_values=False).model
         return problems(model, batch_of(scenario), scenario.step_plan, rank_of(mesh, SEED))
+
+
+class Point(NamedTuple):
+    """A recording of a number of layers; `peaks` as `peaks_of` returns them."""
+
+    layers: int
+    num_parameters: int
+    peaks: Mapping[str, int]
+
+
+def are_on_a_line(points: Sequence[Point]) -> bool:
+    """Return whether three recordings have parameters and peaks of each phase that are linear in the layers."""
+    if len(points) < 3:
+        return False
+    values = [[at.layers, at.num_parameters, *at.peaks.values()] for at in points]
+    return all(second - first == third - second for first, second, third in zip(*values, strict=True))
+
+
+def peak_with(num_layers: int, num_parameters: int, points: Sequence[Point]) -> float | None:
+    """Return the peak bytes of a model from points on a line; None if its further layers have other parameters."""
+    before, last = points[-2:]
+    times = (num_layers - last.layers) / (last.layers - before.layers)
+    if last.num_parameters + (last.num_parameters - before.num_parameters) * times != num_parameters:
+        return None
+    return max(peak + (peak - before.peaks[phase]) * times for phase, peak in last.peaks.items())
+
+
+def longest_list(names: Iterable[str]) -> int:
+    """Return the length of the longest list of modules that is in no other list, from the names of all modules.
+
+    >>> longest_list(["", "layers.0", "layers.0.experts.7", "layers.1", "norm"])
+    2
+    """
+    matches = (re.match(r"(\D*)(\d+)(?:\.|$)", name) for name in names)
+    parts = {(match[1], match[2]) for match in matches if match}
+    return max(Counter(of_list for of_list, _ in parts).values(), default=0)
 
 
 def peaks_of(recording: Recording) -> dict[str, int]:

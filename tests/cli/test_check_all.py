@@ -25,7 +25,7 @@ NEAR = {
     "mesh": {"dp_shard": 32, "tp": 1},
     "set": {"checkpoint": "full"},
     "peak_bytes": 47.4 * GIB,
-    "depth": "4 and 6 of 46",
+    "depth": "4, 6 and 8 of 46",
 }
 ANSWERS = {
     "a_debugmodel": FITS,

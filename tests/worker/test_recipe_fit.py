@@ -9,7 +9,14 @@ from processes import Children
 from distbench.launch import Request, jobs_of
 from distbench.search.sweep_child import Question, SweepChild
 from distbench.simulate.recording import Allocated, Freed, Head, Operator, Recording, StepBegun
-from distbench.worker.recipe_memory import BYTES_PER_PARAMETER, Fit, Recipe, peaks_of
+from distbench.simulate.repeated_layers import NotRepeated
+from distbench.worker.recipe_memory import (
+    ALL,
+    BYTES_PER_PARAMETER,
+    Fit,
+    Recipe,
+    peaks_of,
+)
 
 PARAMETERS = 10**9
 
@@ -66,6 +73,49 @@ def test_no_plan_is_tried_after_the_time_limit_or_a_failure() -> None:
     assert made.nearest(FIRST, 5e9, 0.0) is None and not made.tried
     failing = recipe(activations=3e9, why_not="it raises")
     assert failing.nearest(FIRST, 5e9, 1e9) is None and len(failing.tried) == 1
+
+
+def fit_of(layers: int, dense: int, gathered: int) -> tuple[Fit, list[int]]:
+    """The fit of a model with `dense` smaller first layers, and the numbers of layers recorded for it.
+
+    Each layer has its number of parameters and of activations; the largest two layers are gathered at once.
+    """
+    made: Any = object.__new__(Recipe)
+    made.num_parameters, made.num_layers, asked = sum(sizes(layers, dense)), layers, []
+
+    def recording(_: Any, __: Any, number: int, repeated: int | None = None) -> Recording:
+        if repeated is not None:
+            raise NotRepeated("layers differ")
+        asked.append(number)
+        of_layers = sizes(number or layers, dense)
+        peak = sum(of_layers) + gathered * sum(sorted(of_layers)[-2:])
+        head = Head("s", "", {"dp_shard": 2}, "2.13", sum(of_layers), 1, None, 1, ("forward",))
+        return Recording(head, [StepBegun(2), Allocated(1, peak, 0, "other", "")])
+
+    made._recording = recording
+    return made._recorded({"dp_shard": 2}, {}), asked
+
+
+def sizes(layers: int, dense: int) -> list[int]:
+    return [1 if layer < dense else 50 for layer in range(layers)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "dense", "recorded", "depth"),
+    [
+        (61, 0, [4, 6, 8], "4, 6 and 8 of 61"),
+        (61, 3, [4, 6, 8, 10], "6, 8 and 10 of 61"),  # with four layers, one of the larger layers is gathered
+        (61, 11, [4, 6, 8, 10, 12, 0], ALL),
+        (6, 0, [4, 6], ALL),
+        (5, 0, [4, 6, 0], ALL),
+    ],
+)
+def test_peaks_on_a_line_are_extended_and_others_recorded(
+    layers: int, dense: int, recorded: list[int], depth: str
+) -> None:
+    fit, asked = fit_of(layers, dense, gathered=7)
+    whole = sum(sizes(layers, dense)) + 7 * sum(sorted(sizes(layers, dense))[-2:])
+    assert (fit.depth, fit.peak_bytes, asked) == (depth, whole, recorded)
 
 
 @pytest.mark.long
