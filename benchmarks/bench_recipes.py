@@ -1,16 +1,22 @@
-"""`distbench check --all`: seconds per row of the recipes of transformers and torchtitan, and rows without a reason."""
+"""`distbench check --all` of transformers' and torchtitan's recipes: seconds per row, rows without a reason, and memory
+marked `~` relative to recordings of all layers.
+"""
 
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from benchmarks.claims import Claim, Row
 from benchmarks.kept import kept
 from distbench.spec import UserError
+from distbench.spec.discovery import find
 from distbench.spec.recipes import INSTALLS, recipe_configs
+from distbench.worker.rank_session import declared, load_scenario
+from distbench.worker.recipe_memory import ALL, Recipe
 
 IS_LONG = True
 MOST_S = 60.0
@@ -21,12 +27,19 @@ CLAIMS = (
         "0; 60 s",
         ("*without a reason", "*CPU time of the slowest*"),
     ),
+    Claim(
+        "memory marked `~` by `check --all`, relative to a recording of all layers: largest error; plans",
+        "{:.1%}; {:.0f}",
+        "1 %",
+        ("memory marked ~: largest error", "memory marked ~: plans"),
+    ),
 )
 
 
 def main() -> list[Row]:
     """Rows (name, measured, allowed); prints a line per recipe."""
     table: list[Row] = []
+    errors: list[float] = []
     for source in INSTALLS:
         try:
             recipe_configs(source)
@@ -39,6 +52,7 @@ def main() -> list[Row]:
             print(f"{row['recipe']:44} {row['verdict']:13} {row['seconds']:6.0f} {row.get('process_s', 0.0):6.0f}")
             if row["reason"]:
                 print(f"    {row['reason']}")
+        errors += kept(f"recipes-{source}-memory", partial(errors_of, source, rows), "scenarios")
         without = sum(row["verdict"] in ("rejected", "plan invalid") and not row["reason"] for row in rows)
         table += [
             (f"{source}: recipes", float(len(rows)), -1.0),
@@ -48,7 +62,25 @@ def main() -> list[Row]:
             (f"{source}: CPU time of the slowest row, s", max(row.get("process_s", 0.0) for row in rows), MOST_S),
             (f"{source}: wall time of the slowest row, s", max(row["seconds"] for row in rows), math.inf),
         ]
+    table.append(("memory marked ~: largest error", max(errors, default=0.0), 0.01))
+    table.append(("memory marked ~: plans", float(len(errors)), -1.0))
     return table
+
+
+def errors_of(source: str, rows: Sequence[dict[str, Any]]) -> list[float]:
+    """The relative errors of memory from few layers, of the rows' plans and their nearest plans that fit."""
+    (entry,) = find(source)
+    function = load_scenario(entry.file, entry.name)
+    errors = []
+    for row in rows:
+        for plan in (row, row.get("nearest") or {}):
+            if plan.get("depth") in (None, "", ALL):
+                continue
+            variant = {"config": row["recipe"]}
+            recipe = Recipe(function, variant, entry.mesh, declared(function, variant))
+            errors.append(abs(plan["peak_bytes"] / recipe.whole_peak_bytes(plan["mesh"], plan["set"]) - 1))
+            print(f"{row['recipe']:44} {plan['mesh']} {plan['set']}: {errors[-1]:.2%} from all layers'")
+    return errors
 
 
 def rows_of(source: str) -> list[dict[str, Any]]:

@@ -190,9 +190,13 @@ class Recipe:
             if are_on_a_line(line) and (peak := peak_with(self.num_layers, self.num_parameters, line)) is not None:
                 few, more, most = (at.layers for at in line)
                 return Fit(mesh, params, peak, f"{few}, {more} and {most} of {self.num_layers}")
-        if points[-1].num_parameters != self.num_parameters:
-            recording = self._recording(mesh, params, 0)
-        return Fit(mesh, params, max(peaks_of(recording).values()), ALL)
+        is_whole = points[-1].num_parameters == self.num_parameters
+        peak_bytes = max(points[-1].peaks.values()) if is_whole else self.whole_peak_bytes(mesh, params)
+        return Fit(mesh, params, peak_bytes, ALL)
+
+    def whole_peak_bytes(self, mesh: dict[str, int], params: dict[str, Any]) -> int:
+        """Return the peak bytes of a recording of all layers; errors as of `recorded`."""
+        return max(peaks_of(self._recording(mesh, params, 0)).values())
 
     def _recording(
         self, mesh: dict[str, int], params: dict[str, Any], layers: int, repeated: int | None = None
