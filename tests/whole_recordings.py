@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from distbench.simulate import recorded_step
 from distbench.simulate.allocator import replay_memory
-from distbench.simulate.recorded_step import recorded, stand_for_two_steps
+from distbench.simulate.recorded_step import recorded, would_repeat
 from distbench.simulate.recording import Collective, Event, Operator
 from distbench.worker.child_verbs import fewer_layers
 from distbench.worker.rank_session import declared, load_scenario
@@ -54,9 +54,9 @@ def main() -> None:
         variant = {**variant, "num_layers": NUM_LAYERS}
         scenario = declared(function, variant)
         short = recorded(scenario, name, "", mesh, fewer=fewer_layers(function, variant)).recording
-        recorded_step.stand_for_two_steps = lambda _: False
+        recorded_step.would_repeat = lambda _: False
         whole = recorded(scenario, name, "", mesh).recording
-        recorded_step.stand_for_two_steps = stand_for_two_steps
+        recorded_step.would_repeat = would_repeat
         pairs = zip(numbered([*short.step]), numbered([*whole.step]), strict=False)
         difference = next((str(pair) for pair in pairs if pair[0] != pair[1]), None)
         if difference is None and len(short.step) != len(whole.step):

@@ -170,7 +170,7 @@ def recorded(
         ),
         recorded_layers=done.recorded_layers,
     )
-    return RecordedRank(Recording(head, both_steps(done.events)), done.differing, done.busier)
+    return RecordedRank(Recording(head, as_two_steps(done.events)), done.differing, done.busier)
 
 
 def _uncompiled(scenario: Scenario) -> Scenario:
@@ -179,7 +179,7 @@ def _uncompiled(scenario: Scenario) -> Scenario:
 
 
 class _Done(NamedTuple):
-    """A recorded step: `events` for `both_steps`; other fields as in `RecordedRank` and `Head`."""
+    """A recorded step: `events` for `as_two_steps`; other fields as in `RecordedRank` and `Head`."""
 
     events: Sequence[Event]
     phases: tuple[str, ...]
@@ -271,7 +271,7 @@ def _built(
 
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, values: KnownValues, recorder: Recorder) -> None:
-    """Record the parts of which `both_steps` makes two steps.
+    """Record the parts of which `as_two_steps` makes two steps.
 
     Setup takes a whole step only if the second step may differ from the first, as with DDP's buckets or a cache.
     """
@@ -294,7 +294,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, values: K
             recorder.begin_step()
             yield tracker
 
-    def with_operators(run: Callable[[Stamp], None]) -> None:
+    def with_operators(run: Callable[[Stamp], Any]) -> Any:
         gradients: dict[int, str] = {}
         with recording() as tracker:
             recorder.tracker = tracker
@@ -304,20 +304,29 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, values: K
                 gradients.update(_blocks(recorder, tensors, "gradients"))
                 tracker.stamp()
 
-            run(stamp)
+            done = run(stamp)
         recorder.annotate(gradients | _held_by(step, recorder))
+        return done
 
-    def with_two_optimizer_steps(stamp: Stamp) -> None:
+    def with_two_optimizer_steps(stamp: Stamp) -> bool:
+        """Return whether the next step would be the same."""
+        before = _plain_attributes(step.model)
         step.forward_backward(stamp)
+        # A module that counts its calls or sets itself up in the first call may do something else in the second.
+        is_same = _plain_attributes(step.model) == before
         recorder.begin_step()
         with equal_tensors_once(), replaced(recorder, "watcher", recorder.tracker), replaced(recorder, "tracker", None):
             step.optimize()
         recorder.begin_step()
-        step.finish(stamp)
+        try:
+            step.finish(stamp)
+        except Exception:  # An optimizer may need new gradients; an error of a whole step is raised by that step.
+            step.model.zero_grad(set_to_none=True)
+            is_same = False
+        return is_same and would_repeat(recorder.events)
 
     if type(step) is TrainingStep and not (step.pipeline or step.has_buckets or step.plan.state_dict):
-        with_operators(with_two_optimizer_steps)
-        if stand_for_two_steps(recorder.events):
+        if with_operators(with_two_optimizer_steps):
             return
     else:
         with recording() as recorder.watcher, equal_tensors_once():
@@ -326,7 +335,17 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, values: K
     with_operators(step)
 
 
-def stand_for_two_steps(events: Sequence[Event]) -> bool:
+def _plain_attributes(model: nn.Module) -> dict[tuple[str, str], Any]:
+    """Return the modules' attributes that are numbers, texts or None."""
+    return {
+        (name, attribute): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if value is None or isinstance(value, bool | int | float | str)
+    }
+
+
+def would_repeat(events: Sequence[Event]) -> bool:
     """Return whether the next step would repeat forward and backward, after which the optimizer ran twice.
 
     They may keep no memory but gradients, and the optimizer's first step may not end a wait that its second step lacks.
@@ -343,7 +362,7 @@ def stand_for_two_steps(events: Sequence[Event]) -> bool:
     )
 
 
-def both_steps(events: Sequence[Event]) -> list[Event]:
+def as_two_steps(events: Sequence[Event]) -> list[Event]:
     """Return recorded parts as two steps, the first without operators.
 
     Args:

@@ -29,9 +29,9 @@ from distbench.torch_private import Unsupported, fake_ranks
 from distbench.worker.plan_rehearsal import rank_of
 from distbench.worker.rank_session import declared
 
-# Recorded numbers of layers of a model whose layers differ. The difference is a multiple of the period of alternating
-# layers. With less than two experts' layers after the first dense layers, FSDP gathers less at once than with more, so
-# that peaks are not yet on a line: with 4 and 6 layers, those of DeepSeek-V3 671B gave four times its memory.
+# Recorded numbers of layers of a model whose layers differ; they differ by a multiple of the period of alternating
+# layers. Two of them may not suffice: DeepSeek-V3 671B has three dense layers, so its first 4 and 6 layers have one and
+# three with experts, of which FSDP gathers one and two at once. On 64 devices, their line gave four times the memory.
 NUMBERS_OF_LAYERS = 4, 6, 8, 10, 12
 ALL = "all"
 # f32 parameters, gradients and the two moments of AdamW.

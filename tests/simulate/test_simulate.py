@@ -22,7 +22,7 @@ from distbench.simulate.allocator import replay_memory
 from distbench.simulate.clock import replay_together
 from distbench.simulate.hardware_file import HostFigures, load_hardware
 from distbench.simulate.operator_recorder import nested_ranks
-from distbench.simulate.recorded_step import both_steps, busier_ranks, differing_along, stand_for_two_steps
+from distbench.simulate.recorded_step import as_two_steps, busier_ranks, differing_along, would_repeat
 from distbench.simulate.recording import (
     ATTENTION,
     MATMUL,
@@ -46,7 +46,7 @@ from distbench.spec import CpPlan, Job, ParallelPlan, UserError
 
 # The others are compared by benchmarks/bench_simulation.py.
 SCENARIOS = ("fsdp_stack", "tp_mlp")
-UNSIMULABLE = str(DATA / "unsimulable.py")
+UNSIMULABLE, FIRST_STEPS = (str(DATA / f"{name}.py") for name in ("unsimulable", "first_steps"))
 
 
 def quick_jobs(*names: str, choices: tuple[str, ...] = (), mesh: dict[str, int] | None = None) -> list[Job]:
@@ -67,8 +67,10 @@ def recorded(children: Children) -> dict[str, RecordedSteps]:
     """By scenario, all in one child process."""
     chosen = [quick_jobs(*names, choices=choices, mesh=mesh)[0] for names, choices, mesh in CHOSEN.values()]
     with children.forked():
-        jobs = [*quick_jobs(*SCENARIOS, UNSIMULABLE), *chosen]
-        return dict(zip([*SCENARIOS, "unsimulable", *CHOSEN], record_steps(jobs, ranks=None), strict=True))
+        jobs = [*quick_jobs(*SCENARIOS, UNSIMULABLE, FIRST_STEPS), *chosen]
+        return dict(
+            zip([*SCENARIOS, "unsimulable", "first_steps", *CHOSEN], record_steps(jobs, ranks=None), strict=True)
+        )
 
 
 @pytest.mark.parametrize("name", [*SCENARIOS, "ddp"])
@@ -368,9 +370,9 @@ def in_parts(**changed: Sequence[Event]) -> list[Event]:
 
 def test_one_recorded_forward_and_backward_become_two_steps() -> None:
     events = in_parts()
-    assert stand_for_two_steps(events)
+    assert would_repeat(events)
     first = [Allocated(7, 8, 0, "activations", ""), Freed(7), Allocated(8, 64, 0, "gradients", "")]
-    assert both_steps(events) == [
+    assert as_two_steps(events) == [
         *PARTS["before"],
         *(StepBegun(1), *first, *PARTS["setup"][1:], Freed(8)),
         *(StepBegun(2), *PARTS["once"][1:], *PARTS["gradient"], *PARTS["again"][1:]),
@@ -387,5 +389,17 @@ def test_one_recorded_forward_and_backward_become_two_steps() -> None:
     ],
     ids=["a cache is kept", "a parameter is freed", "the optimizer waits", "the optimizer frees gradients"],
 )
-def test_a_step_that_leaves_a_trace_does_not_stand_for_two(changed: dict[str, list[Event]]) -> None:
-    assert not stand_for_two_steps(in_parts(**changed))
+def test_a_step_that_leaves_a_trace_would_not_repeat(changed: dict[str, list[Event]]) -> None:
+    assert not would_repeat(in_parts(**changed))
+
+
+def test_a_step_that_differs_from_the_first_is_recorded_itself(recorded: dict[str, RecordedSteps]) -> None:
+    done, left_out = recorded["first_steps"]
+    assert not left_out
+    names = {
+        recording.head.variant: [(event.phase, event.name) for event in recording.step if isinstance(event, Operator)]
+        for recording in done
+    }
+    # Weight and bias, by an optimizer that drops their gradients.
+    assert names["differs=optimizer"][-2:] == 2 * [("optimizer", "aten.add_.Tensor")]
+    assert names["differs=module"] and not any("std" in name for _, name in names["differs=module"])
