@@ -4,6 +4,7 @@ Plans as written are predicted on all meshes, meshes with the fewest fast links 
 one at a time. With --around-my-plan, only neighbours of the plan as written are predicted.
 """
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,8 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from distbench.search.space import Candidate, Setup, Space, lower_bound_bytes
-from distbench.search.sweep_child import Question, SweepChild
+from distbench.search.sweep_child import Question, SweepChild, digest
 from distbench.search.sweep_result import (
     BUBBLE,
     CLOSE,
@@ -31,6 +34,7 @@ from distbench.simulate.recording import Collective, Recording, load_recordings
 from distbench.simulate.replay import Simulation, fullest, slowest
 from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
+from distbench.spec.file_io import write_whole
 from distbench.spec.plan import LOSS, folded
 from distbench.spec.printable_text import count_text
 
@@ -97,7 +101,7 @@ def predicted(
         fits=fits,
         is_tight=any(rank.memory_usable.num_retries > 0 for rank in ranks),
         takes_reserve=not fits and all(rank.memory_here.out_of_memory is None for rank in ranks),
-        assumed=assumptions(simulation),
+        assumed=tuple(assumptions(simulation)),
         mfu=simulation.model_share,
         step_bar=simulation.step_bar,
         memory_bar=simulation.memory_bar,
@@ -138,35 +142,61 @@ class Predictor:
         damaged = []
         for place, answer in self.recorder.ask(questions):
             try:
-                recordings = _loaded(answer)
+                yield from self._outcomes(by_recording[recorded[place]], answer)
             except UserError:  # from a recording of an earlier sweep
                 damaged.append(place)
-                continue
-            for candidate in by_recording[recorded[place]]:
-                yield candidate, self._outcome(candidate, answer, recordings)
         for place in damaged:
             self.recorder.forget(questions[place])
         for index, answer in self.recorder.ask([questions[place] for place in damaged]):
-            recordings = _loaded(answer)
-            for candidate in by_recording[recorded[damaged[index]]]:
-                yield candidate, self._outcome(candidate, answer, recordings)
+            yield from self._outcomes(by_recording[recorded[damaged[index]]], answer)
 
-    def _outcome(self, candidate: Candidate, answer: dict[str, Any], recordings: list[Recording]) -> Prediction | str:
+    def _outcomes(self, candidates: Sequence[Candidate], answer: dict[str, Any]) -> list[tuple[Candidate, Any]]:
+        """Return the outcomes of candidates with one recording; UserError if it is damaged."""
         if "left_out" in answer:
-            return str(answer["left_out"])
-        if self.space.recorded_as(candidate) != candidate:
+            return [(candidate, str(answer["left_out"])) for candidate in candidates]
+        files = [Path(file) for file in answer["answers"]]
+        kept = {candidate: self._kept_file(candidate, files) for candidate in candidates}
+        known = {candidate: _kept_prediction(file, files, candidate) for candidate, file in kept.items()}
+        recordings: list[Recording] = []
+        if None in known.values():
+            recordings = [recording for file in files for recording in load_recordings(file)]
+        return [
+            (candidate, known[candidate] or self._outcome(candidate, recordings, kept[candidate]))
+            for candidate in candidates
+        ]
+
+    def _kept_file(self, candidate: Candidate, files: Sequence[Path]) -> Path:
+        """Return the file of a prediction, next to its recording, named by the other inputs of the prediction."""
+        inputs = [self._compiles_loss(candidate), self.float8, self.hardware]
+        return files[0].with_suffix(f".{digest(inputs)}.prediction")
+
+    def _compiles_loss(self, candidate: Candidate) -> bool:
+        """Return whether the recording has another loss: the replay compiles the loss."""
+        return self.space.recorded_as(candidate) != candidate
+
+    def _outcome(self, candidate: Candidate, recordings: Sequence[Recording], kept: Path) -> Prediction | str:
+        if self._compiles_loss(candidate):
             recordings = [
                 replace(recording, head=replace(recording.head, compiled=(*recording.head.compiled, LOSS)))
                 for recording in recordings
             ]
         try:
-            return predicted(candidate, recordings, self.hardware, self.float8)
+            prediction = predicted(candidate, recordings, self.hardware, self.float8)
         except UserError as error:
             return str(error)
+        with contextlib.suppress(OSError):  # a full disk: the next sweep predicts again
+            write_whole(kept, msgspec.msgpack.encode(prediction))
+        return prediction
 
 
-def _loaded(answer: dict[str, Any]) -> list[Recording]:
-    return [recording for file in answer.get("answers", ()) for recording in load_recordings(Path(file))]
+def _kept_prediction(kept: Path, files: Sequence[Path], candidate: Candidate) -> Prediction | None:
+    """Return a prediction of an earlier sweep; None without one that is newer than its recordings."""
+    try:
+        if kept.stat().st_mtime_ns < max(file.stat().st_mtime_ns for file in files):
+            return None
+        return replace(msgspec.msgpack.decode(kept.read_bytes(), type=Prediction), candidate=candidate)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def predict(state: SweepState, predictor: Predictor, limits: Limits) -> None:

@@ -21,11 +21,11 @@ from distbench.spec.file_io import write_whole
 from distbench.spec.job import digest_of, is_knob, mesh_of
 from distbench.spec.json_decoder import Format, read_record
 from distbench.spec.versions import installed_torch
-from distbench.version import __version__
 
 NUM_AT_ONCE = 2
 KEPT_ANSWERS = "facts", "code"  # queries with an answer file, so that a finished sweep starts no process with --reuse
 END_S = 5.0
+OWN_FOLDER = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class LeftOut(msgspec.Struct):
 
 def code_of_file(file: Path) -> list[Any]:
     """Return all inputs of a scenario file's results: the file, the other files of its folder, which may have the
-    model, and the versions of torch and distbench.
+    model, distbench's own files, and the version of torch.
     """
-    code = {str(path): digest_of(path) for path in {file, *file.parent.glob("*.py")}}
-    return [__version__, installed_torch(), *sorted(code.items())]
+    files = {file, *file.parent.glob("*.py"), *OWN_FOLDER.rglob("*.py"), *OWN_FOLDER.rglob("*.json")}
+    return [installed_torch(), *sorted((str(path), digest_of(path)) for path in files)]
 
 
 def digest(what: Sequence[Any]) -> str:

@@ -58,7 +58,7 @@ class Prediction:
     takes_reserve: bool = False
     live_bytes: float = 0.0
     mfu: float = 0.0
-    assumed: Sequence[str] = ()
+    assumed: tuple[str, ...] = ()
     step_bar: Bar | None = None
     memory_bar: Bar | None = None
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from processes import Children
 
 from distbench.cli.main import main
+from distbench.search import predicted as predicted_module
 from distbench.search import sweep_child as sweep_child_module
 from distbench.search.measured import claim_folder, keep_round, read_round, require_folder
 from distbench.search.space import lower_bound_bytes, set_up
@@ -75,6 +76,7 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SweepChild, "_started", lambda _: pytest.fail("a finished sweep starts no process"))
+            patch.setattr(predicted_module, "load_recordings", lambda _: pytest.fail("it reads no recording"))
             resumed = sweep(*asked, "--reuse", "--quiet", "--format", "json", "--page", str(out / "page.html"))
         small = sweep(*asked, "--reuse", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:

@@ -1,6 +1,7 @@
 """Which plans a sweep looks at next, predicted or measured, by a child that answers as it is told."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,11 @@ class Recorder:
         self.forgotten += 1
 
 
+@pytest.fixture
+def kept_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # predictions are kept next to their recordings
+
+
 def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def load(file: Path) -> list[Any]:
         if file.name == "damaged":
@@ -103,12 +109,14 @@ def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[Any
     return list(predictor.outcomes(space().meshes[:2]))
 
 
+@pytest.mark.usefixtures("kept_in_tmp")
 def test_a_damaged_recording_of_an_earlier_sweep_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder([{"answers": ["damaged"]}, {"left_out": "other"}, {"answers": ["new"]}])
     found = outcomes_of(recorder, monkeypatch)
     assert sorted(str(outcome) for _, outcome in found) == ["1", "other"] and recorder.forgotten == 1
 
 
+@pytest.mark.usefixtures("kept_in_tmp")
 def test_a_compiled_loss_is_predicted_from_the_recording_of_the_loss_as_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,6 +141,35 @@ def test_a_compiled_loss_is_predicted_from_the_recording_of_the_loss_as_written(
         assert list(predictor.outcomes([plain, compiled])) == [(plain, False), (compiled, True)]
         assert variants == [plain.variant({})]
         variants.clear()
+
+
+def test_a_kept_prediction_is_used_until_its_recording_or_the_hardware_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predict(candidate: Candidate, *_: Any) -> Prediction:
+        computed.append(candidate)
+        return prediction(1.0, candidate=candidate)
+
+    computed: list[Candidate] = []
+    monkeypatch.setattr(prediction_module, "load_recordings", lambda _: [])
+    monkeypatch.setattr(prediction_module, "predicted", predict)
+    mesh, file = space().meshes[0], tmp_path / "recording.jsonl"
+    file.touch()
+
+    def outcomes(hardware: str = "h100") -> list[Any]:
+        recorder = cast(SweepChild, Recorder([{"answers": [str(file)]}]))
+        predictor = Predictor(recorder, {}, space(), load_hardware(hardware), lambda *_: None)
+        return list(predictor.outcomes([mesh]))
+
+    expected = [(mesh, prediction(1.0, candidate=mesh))]
+    assert outcomes() == outcomes() == expected and len(computed) == 1
+    outcomes("a100")
+    os.utime(file, (file.stat().st_atime, file.stat().st_mtime + 60))
+    outcomes()
+    for kept in tmp_path.glob("*.prediction"):
+        kept.write_bytes(b"damaged")
+    outcomes()
+    assert len(computed) == 4
 
 
 @pytest.mark.parametrize("lasts", [True, False])
