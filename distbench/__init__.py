@@ -7,7 +7,7 @@ makes DTensor plan by a measured profile, and `distbench.DirectRedistribution` m
 
 from typing import TYPE_CHECKING
 
-from distbench.spec import import_when_asked
+from distbench.spec import import_on_demand
 from distbench.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 # The command line and training code do not import each other's modules.
-import_when_asked(
+import_on_demand(
     __name__,
     {
         "cli.python_api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),

@@ -140,10 +140,10 @@ def ab(
             if dry_run:
                 return
             launcher = CommitLauncher(trees, commits, (ref_a, ref_b), run_arguments, folder, seed)
-            found = search(commits, launcher.launch, options, terms, show)
+            result = search(commits, launcher.launch, options, terms, show)
         show(f"runs: {folder}")
-        output.show(lambda form: bisection.render(form, found, verdict.strict), quiet)
-        ctx.exit(bisection.exit_code(found, verdict.strict))
+        output.show(lambda form: bisection.render(form, result, verdict.strict), quiet)
+        ctx.exit(bisection.exit_code(result, verdict.strict))
     with turns.checked_out(sides) as ready_sides:
         for side in ready_sides:
             show(side.text())

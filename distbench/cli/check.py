@@ -158,8 +158,8 @@ def _answer(variants: Sequence[Mapping[str, Any]], num_problems: int, mesh: str)
     """`OK: ...`, or `error: ...` with the mesh that works, if there is one."""
     if num_problems:
         bad = sum(bool(variant["problems"]) for variant in variants)
-        found = f"error: {count_text(num_problems, 'problem')} in {bad} of {count_text(len(variants), 'variant')}"
-        return f"{found}. {f'Use --mesh {mesh} (checked), or change' if mesh else 'Change'} the plan"
+        summary = f"error: {count_text(num_problems, 'problem')} in {bad} of {count_text(len(variants), 'variant')}"
+        return f"{summary}. {f'Use --mesh {mesh} (checked), or change' if mesh else 'Change'} the plan"
     skipped, untried = (sum(bool(variant.get(name)) for variant in variants) for name in ("skipped", "not_tried"))
     notes = [f"{skipped} skipped"] if skipped else []
     notes += [f"no step was run for {untried}"] if untried else []

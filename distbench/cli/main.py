@@ -196,7 +196,7 @@ class CommandFiles(UserDict[str, Any]):
         if isinstance(file := self.data[name], str):
             self.data[name] = getattr(importlib.import_module(f"distbench.cli.{file}"), FUNCTIONS.get(name, name))
             # run, trace and preflight share one command.
-            command: click.Command = self.data[name]
+            command = self.data[name]
             if name in SHORT_HELP:
                 command = self.data[name] = copy(command)
                 command.help = inspect.cleandoc(SHORT_HELP[name])
@@ -204,8 +204,8 @@ class CommandFiles(UserDict[str, Any]):
             for leaf in (command, *getattr(command, "commands", {}).values()):
                 if all(parameter.name != "color" for parameter in leaf.params):
                     leaf.params.append(color_option())
-        found: click.Command = self.data[name]
-        return found
+        loaded: click.Command = self.data[name]
+        return loaded
 
 
 class Commands(WholeSentences):

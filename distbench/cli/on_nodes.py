@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = f"{__name__}.arguments"
 MAX_NODES = 100_000
-ASKS_FOR_GPUS = re.compile(r"-G|--(gpus|gres|tres-per)")  # of sbatch
+REQUESTS_GPUS = re.compile(r"-G|--(gpus|gres|tres-per)")  # of sbatch
 
 
 class KeepsArguments(click.Command):
@@ -92,7 +92,7 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     extra = (*extra, *nodes.host_words(hosts, launcher, extra)) if hosts else extra
     device_here, num_devices = accelerator_here()
     device = request.device or device_here
-    if launcher == "slurm" and request.device is None and not num_devices and not any(map(ASKS_FOR_GPUS.match, extra)):
+    if launcher == "slurm" and request.device is None and not num_devices and not any(map(REQUESTS_GPUS.match, extra)):
         device, num_devices = _gpus_by_slurm(extra)
     ranks_per_node = where.ranks_per_node or _ranks_per_node(request, num_nodes, device, num_devices)
     if request.mesh and mesh_size(request.mesh) != num_nodes * ranks_per_node:

@@ -408,7 +408,7 @@ def _measure(
     show_paths: bool = False,
 ) -> NoReturn:
     """Launch the jobs, show the results unless the user interrupted, and end with the exit code."""
-    exit_code = run_all(jobs, joined, silent, says_first=form != "json" and not show_paths)
+    exit_code = run_all(jobs, joined, silent, prints_first=form != "json" and not show_paths)
     if exit_code != INTERRUPTED and _is_first(joined) and (form == "json" or not silent):
         if show_paths:
             _show_paths(jobs, form)
@@ -427,8 +427,8 @@ def _measure(
     sys.exit(exit_code)
 
 
-def run_all(jobs: list[Job], joined: "Joined | None", silent: bool, says_first: bool = False) -> int:
-    """Launch jobs one after the other, and return the highest exit code; `says_first` prints the first time if there
+def run_all(jobs: list[Job], joined: "Joined | None", silent: bool, prints_first: bool = False) -> int:
+    """Launch jobs one after the other, and return the highest exit code; `prints_first` prints the first time if there
     are several jobs.
 
     After a rejected scenario, the next scenarios run. Ctrl-C and a full disk stop all scenarios.
@@ -443,7 +443,7 @@ def run_all(jobs: list[Job], joined: "Joined | None", silent: bool, says_first: 
                 outcome = launch_on(ranks, job, display)
             _say_outcome(job, outcome, silent)
             outcomes.append(outcome)
-            if says_first and not silent and len(jobs) > len(outcomes) == 1:
+            if prints_first and not silent and len(jobs) > len(outcomes) == 1:
                 _say_first(job, len(jobs) - 1)
             if outcome.exit_code == INTERRUPTED or outcome.is_storage_full:
                 break

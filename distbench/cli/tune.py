@@ -110,12 +110,12 @@ def tune(
       distbench tune llama_2d --world 4
       distbench tune bench.py::mine --hardware h200 --around-my-plan
     """
-    from distbench.search.sweep import AskedSweep, run_sweep
+    from distbench.search.sweep import SweepRequest, run_sweep
     from distbench.search.sweep_text import blocks_of, page_of_result, pareto_figures, record_of_result
     from distbench.show import plots
     from distbench.show.terminal import shown
 
-    request = AskedSweep.of(scenario, out, quiet=quiet, **of_request)
+    request = SweepRequest.of(scenario, out, quiet=quiet, **of_request)
     make_folder(request.out, "--results")
     if page is not None:
         check_writable(page, "--page")

@@ -347,22 +347,26 @@ def answer(search: Search) -> tuple[str, str]:
     scenario = argument_of(case.scenario)
     first, last, chance = search.answer
     if search.is_refuted:
-        found = f"INCONCLUSIVE: {bad.name} was slower in the first {count_text(search.settled.num_pairs, 'pair')} only"
-        return f"{found}. {cost}", f"Next: distbench ab {good.name} {bad.name} -- {scenario}   (measures both again)"
+        summary = (
+            f"INCONCLUSIVE: {bad.name} was slower in the first {count_text(search.settled.num_pairs, 'pair')} only"
+        )
+        return f"{summary}. {cost}", f"Next: distbench ab {good.name} {bad.name} -- {scenario}   (measures both again)"
     share, low, high = search.slowdown(last)
     slower = times_text(1 + share, good.name, 1 + low, 1 + high, case.unit.words)
     of_case = f"{case.case_id}: {metric.metric} {slower}"
     certainty = f"certainty {certainty_text(chance)}, {cost}"
     if first == last:
         commit = search.commits[first]
-        found = f"FAIL: first slower commit: {commit.text}. {of_case}, {certainty}"
-        return found, f"Next: git show {commit.name}"
+        summary = f"FAIL: first slower commit: {commit.text}. {of_case}, {certainty}"
+        return summary, f"Next: git show {commit.name}"
     names = f"{search.commits[first].name} to {search.commits[last].name}"
     why = search.reason or f"{count_text(len(search.skipped), 'commit')} could not be measured"
-    found = f"FAIL: first slower commit: one of {last - first + 1}, {names}. {of_case}, {certainty}. {why.capitalize()}"
+    summary = (
+        f"FAIL: first slower commit: one of {last - first + 1}, {names}. {of_case}, {certainty}. {why.capitalize()}"
+    )
     before = search.commits[first - 1].name
     command = f"distbench ab --bisect {before} {search.commits[last].name} -- {scenario}   (continues)"
-    return found, f"Next: git log {before}..{search.commits[last].name}" if not search.reason else f"Next: {command}"
+    return summary, f"Next: git log {before}..{search.commits[last].name}" if not search.reason else f"Next: {command}"
 
 
 def text(search: Search) -> str:
@@ -442,8 +446,8 @@ def badge_text(search: Search) -> str:
     return badge(TOOL, answer(search)[0])
 
 
-def _level(search: Search, found: str, undecided: str) -> str:
-    return undecided if search.is_refuted else found
+def _level(search: Search, decided: str, undecided: str) -> str:
+    return undecided if search.is_refuted else decided
 
 
 FORMS: dict[str, Callable[[Search], str]] = {

@@ -115,18 +115,18 @@ def judge_arrivals(groups: Sequence[GroupArrivals], samples: str, more: str, alp
     short = [group for group in judged if len(group.arrivals_s) < fewest_samples(len(group.ranks), num_tests, alpha)]
     late = [
         LateRank(
-            group.ranks[found.member],
-            group.hosts[found.member],
+            group.ranks[lateness.member],
+            group.hosts[lateness.member],
             group.name,
-            found.num_last,
+            lateness.num_last,
             len(group.arrivals_s),
-            *(found.late_s, found.low_s, found.high_s),
-            p=found.p,
+            *(lateness.late_s, lateness.low_s, lateness.high_s),
+            p=lateness.p,
             per=group.per,
         )
-        for found in latenesses([group.arrivals_s for group in judged])
-        for group in [judged[found.group]]
-        if found.p <= alpha and found.low_s >= group.least_s
+        for lateness in latenesses([group.arrivals_s for group in judged])
+        for group in [judged[lateness.group]]
+        if lateness.p <= alpha and lateness.low_s >= group.least_s
     ]
     late.sort(key=lambda each: -each.late_s * each.num_last / each.num_samples)
     not_judged = _not_judged(groups)

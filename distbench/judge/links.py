@@ -490,34 +490,34 @@ def losses_of(links: LinkRun) -> tuple[Loss, ...]:
             pairs.setdefault(pair, []).append(segments)
     if sum(again for parts in pairs.values() for _, again in parts) < LEAST_AGAIN:
         return ()
-    rest, found = {pair: _sum(parts) for pair, parts in pairs.items()}, []
+    rest, lossy = {pair: _sum(parts) for pair, parts in pairs.items()}, []
     while True:
         of_rank: dict[int, list[Ranks]] = {}
         for pair in rest:
             for rank in pair:
                 of_rank.setdefault(rank, []).append(pair)
         totals = {rank: _sum(rest[pair] for pair in of_rank[rank]) for rank in of_rank}
-        lossy = [rank for rank in totals if is_lossy(totals[rank])]
-        if not lossy:
+        lossy_ranks = [rank for rank in totals if is_lossy(totals[rank])]
+        if not lossy_ranks:
             break
-        worst = max(lossy, key=lambda rank: totals[rank][1] / totals[rank][0])
+        worst = max(lossy_ranks, key=lambda rank: totals[rank][1] / totals[rank][0])
         link = max(of_rank[worst], key=lambda pair: rest[pair][1])
         others = [pair for pair in of_rank[worst] if pair != link]
         is_link = bool(others) and not is_lossy(_sum(rest[pair] for pair in others))
-        found.append(link if is_link else (worst,))
+        lossy.append(link if is_link else (worst,))
         for pair in [link] if is_link else of_rank[worst]:
             del rest[pair]
-    if len({rank for ranks in found for rank in ranks}) > len(links.hosts) / 2:
+    if len({rank for ranks in lossy for rank in ranks}) > len(links.hosts) / 2:
         return ()
     losses = []
     for host in dict.fromkeys(links.hosts):
         of_host = tuple(rank for rank, name in enumerate(links.hosts) if name == host)
-        num_found = sum((rank,) in found for rank in of_host)
+        num_lossy = sum((rank,) in lossy for rank in of_host)
         # All but one rank are in all pairs within a host.
-        if num_found > 1 and num_found >= len(of_host) - (len(of_host) >= MIN_LIKE):
+        if num_lossy > 1 and num_lossy >= len(of_host) - (len(of_host) >= MIN_LIKE):
             losses.append(_loss(HOST, of_host, links))
-            found = [ranks for ranks in found if ranks[0] not in of_host or len(ranks) > 1]
-    return (*losses, *(_loss(RANK if len(ranks) == 1 else LINK, ranks, links) for ranks in found))
+            lossy = [ranks for ranks in lossy if ranks[0] not in of_host or len(ranks) > 1]
+    return (*losses, *(_loss(RANK if len(ranks) == 1 else LINK, ranks, links) for ranks in lossy))
 
 
 def _loss(kind: str, ranks: Ranks, links: LinkRun) -> Loss:

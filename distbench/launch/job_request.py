@@ -75,8 +75,8 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     """
     if request.chosen:
         CaseChoice(request.chosen)
-    found = (entry for target in request.targets for entry in find(target))
-    entries = {(entry.file, entry.name, str(entry.axes)): entry for entry in found}
+    matches = (entry for target in request.targets for entry in find(target))
+    entries = {(entry.file, entry.name, str(entry.axes)): entry for entry in matches}
     return jobs_of_entries(request, [*entries.values()], joined)
 
 

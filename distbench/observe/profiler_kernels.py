@@ -412,8 +412,8 @@ def matched(
     waiting: dict[str, list[Ran]] = {}
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
-    are_alike = [row.kind for row in rows if row.kind in PEERS] == [ran.kind for ran in messages]
-    in_order = iter(messages if are_alike else ())
+    are_equal = [row.kind for row in rows if row.kind in PEERS] == [ran.kind for ran in messages]
+    in_order = iter(messages if are_equal else ())
     row_kernels = [
         next(in_order, None) if row.kind in PEERS else waiting[row.group].pop() if row.group_size > 1 else None
         for row in rows

@@ -292,14 +292,14 @@ def _contradictions(timings: Sequence[Timing]) -> Iterator[str]:
         files.setdefault(timing.file, []).append(timing.sample.seconds)
     differing = []
     for (group, _), sizes in by_group.items():
-        for one, other in combinations(dict.fromkeys(file for files in sizes.values() for file in files), 2):
-            common = [files for files in sizes.values() if one in files and other in files]
+        for first, second in combinations(dict.fromkeys(file for files in sizes.values() for file in files), 2):
+            common = [files for files in sizes.values() if first in files and second in files]
             if not common:
                 continue
             ratio = statistics.median(
-                statistics.median(files[one]) / statistics.median(files[other]) for files in common
+                statistics.median(files[first]) / statistics.median(files[second]) for files in common
             )
-            slower, faster = (one, other) if ratio > 1 else (other, one)
+            slower, faster = (first, second) if ratio > 1 else (second, first)
             if max(ratio, 1 / ratio) > CONTRADICTION:
                 differing.append((max(ratio, 1 / ratio), group, slower, faster, len(common)))
     if differing:
@@ -376,7 +376,7 @@ def _by_line(timings: Sequence[Timing], is_gloo: bool) -> dict[tuple[str, str, i
             mesh_dim = shape
         for op, of_op in _in_dtensor(timing, is_gloo):
             by_key.setdefault((op, mesh_dim, size), []).append(of_op)
-    return {key: [one for one in of_key if one.is_step] or of_key for key, of_key in by_key.items()}
+    return {key: [timing for timing in of_key if timing.is_step] or of_key for key, of_key in by_key.items()}
 
 
 def _in_dtensor(timing: Timing, is_gloo: bool) -> Iterator[tuple[str, Timing]]:

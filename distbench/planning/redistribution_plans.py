@@ -298,7 +298,9 @@ def _direct_plan(setting: Setting, source: State, target: State, max_bytes: int 
     states, exchanges = (source, *(state for state, _ in stages)), [exchange for _, exchange in stages]
     if all(exchange.changes_nothing for exchange in exchanges) and source == target:
         return _plan_of_steps(setting, DIRECT, (source,), (), 0, problem.local_bytes(source))
-    steps = tuple(_exchange_step(setting, *pair, one) for pair, one in zip(pairwise(states), exchanges, strict=True))
+    steps = tuple(
+        _exchange_step(setting, *pair, exchange) for pair, exchange in zip(pairwise(states), exchanges, strict=True)
+    )
     received = sum(max(exchange.received) for exchange in exchanges) * problem.itemsize
     peak_bytes = max(step.held_bytes for step in steps)
     if max_bytes is not None and peak_bytes > max_bytes:

@@ -60,7 +60,7 @@ class Batch:
             UserError: nothing is split, or batch_dims match no tensor.
         """
         if self.dims is not None:
-            return self._said(self.dims, "batch_dims")
+            return self._declared(self.dims, "batch_dims")
         length = self.first.shape[0]
         return {name: 0 for name, tensor in tensors_of(self.tree) if tensor.ndim and tensor.shape[0] == length}
 
@@ -80,13 +80,13 @@ class Batch:
     def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
         """Map tensor names to the sequence dim: `seq_dim` of tensors whose length there equals the first tensor's."""
         if self.sequence_dims is not None:
-            return self._said(self.sequence_dims, "sequence_dims")
+            return self._declared(self.sequence_dims, "sequence_dims")
         at = plan.seq_dim
         lengths = {name: tensor.shape[at] for name, tensor in tensors_of(self.tree) if tensor.ndim > at}
         first = next(iter(lengths.values()), None)
         return {name: at for name, length in lengths.items() if length == first}
 
-    def _said(self, dims: Dims, option: str) -> dict[str, int]:
+    def _declared(self, dims: Dims, option: str) -> dict[str, int]:
         tensors = dict(tensors_of(self.tree))
         with_dims = [name for name, tensor in tensors.items() if tensor.ndim]
         split_dims: dict[str, int] = {}

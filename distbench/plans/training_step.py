@@ -122,16 +122,16 @@ def state_of(made: Any) -> list[Any]:
 
     The state is each object's `state`, else its attributes, such as tensors of an average or a scaler.
     """
-    found: list[Any] = []
+    contents: list[Any] = []
     for value in optimizers_of(made).values():
         state = getattr(value, "state", None)
         if isinstance(state, Mapping):
-            found += [dict(part) if isinstance(part, Mapping) else part for part in state.values()]
+            contents += [dict(part) if isinstance(part, Mapping) else part for part in state.values()]
         elif isinstance(value, nn.Module):
-            found += [*value.parameters(), *value.buffers()]
+            contents += [*value.parameters(), *value.buffers()]
         else:
-            found.append(dict(vars(value)) if hasattr(value, "__dict__") and not torch.is_tensor(value) else value)
-    return found
+            contents.append(dict(vars(value)) if hasattr(value, "__dict__") and not torch.is_tensor(value) else value)
+    return contents
 
 
 class TrainingStep:
@@ -531,7 +531,7 @@ class UserStep(TrainingStep):
         period = None
         while period is None and len(calls) < MOST_CALLS:
             calls.append(self._context.gather(observed_call(self._call)))
-            self._require_alike(calls[-1])
+            self._require_equal_phases(calls[-1])
             period = period_of([tuple(call) for call in calls])
             if period and torch_optimizers(self.optimizer) and not any(call[0].stepped_ids for call in calls[-period:]):
                 period = None  # gradients accumulate over more calls
@@ -559,7 +559,7 @@ class UserStep(TrainingStep):
             for by_rank in calls[-given:]
         )
 
-    def _require_alike(self, calls: list[ObservedCall]) -> None:
+    def _require_equal_phases(self, calls: list[ObservedCall]) -> None:
         odd = next((rank for rank, call in enumerate(calls) if call.names != calls[0].names), None)
         if odd is not None:
             assert self._scenario.step is not None

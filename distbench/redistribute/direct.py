@@ -139,16 +139,21 @@ class ExchangeOnRank:
         to_others = [transfer for transfer in exchange.transfers if transfer.sender == position]
         from_others = [transfer for transfer in exchange.transfers if transfer.receiver == position]
         # The pieces are ordered by rank in the group. Both ranks of a transfer compute the same order of its pieces.
-        self._sends = [(rank, one.box) for rank, peer in enumerate(peers) for one in to_others if one.receiver == peer]
-        self._receives = [
-            (rank, exchange.parts[peer], one.box)
+        self._sends = [
+            (rank, transfer.box)
             for rank, peer in enumerate(peers)
-            for one in from_others
-            if one.sender == peer
+            for transfer in to_others
+            if transfer.receiver == peer
+        ]
+        self._receives = [
+            (rank, exchange.parts[peer], transfer.box)
+            for rank, peer in enumerate(peers)
+            for transfer in from_others
+            if transfer.sender == peer
         ]
         self._rank, self._size = list(peers).index(position), len(peers)
         # The first part of a box may arrive in the place of the sum of the parts.
-        first = {box: part for _, part, box in sorted(self._receives, key=lambda one: one[1], reverse=True)}
+        first = {box: part for _, part, box in sorted(self._receives, key=lambda transfer: transfer[1], reverse=True)}
         self._in_place = [first[box] == part and is_contiguous(box, self._after) for _, part, box in self._receives]
 
     def __call__(self, local: torch.Tensor) -> Transit:

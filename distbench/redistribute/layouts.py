@@ -56,13 +56,13 @@ def _states_of(given: Any, tensor_ndim: int, sizes: Mapping[str, int], mesh: Any
         state = given
     elif isinstance(given, str):
         state = _of_text(given, tensor_ndim)
-    elif isinstance(given, Sequence) and given and all(isinstance(one, str) for one in given):
+    elif isinstance(given, Sequence) and given and all(isinstance(part, str) for part in given):
         state = _of_text("".join(given), tensor_ndim)
     else:
         listed = getattr(given, "placements", given)
         if not isinstance(listed, Sequence):
             raise ValueError(f"layout {given!r} is unknown; give a list of placements, such as [Shard(0)], or a text")
-        placements = [_placement(one, tensor_ndim) for one in listed]
+        placements = [_placement(placement, tensor_ndim) for placement in listed]
         # Only the spec of a DTensor has a shard order.
         for entry in getattr(given, "shard_order", None) or ():
             for turn, mesh_dim in enumerate(entry.mesh_dims):
@@ -73,7 +73,7 @@ def _states_of(given: Any, tensor_ndim: int, sizes: Mapping[str, int], mesh: Any
 
 def _of_text(text: str, tensor_ndim: int) -> State:
     """Parse a text, in which a negative tensor dim counts from the last."""
-    counted = re.sub(r"S\(-(\d+)\)", lambda found: f"S({tensor_ndim - int(found[1])})", "".join(text.split()))
+    counted = re.sub(r"S\(-(\d+)\)", lambda match: f"S({tensor_ndim - int(match[1])})", "".join(text.split()))
     return parse_state(counted, tensor_ndim)
 
 
@@ -97,12 +97,14 @@ def _in_shard_order(placements: Sequence[Placement], mesh_shape: Sequence[int]) 
     the later mesh dims that shard the same tensor dim before it.
     """
     ordered = list(placements)
-    for tensor_dim in {one.tensor_dim for one in placements if one.split_factor is not None}:
-        mesh_dims = [mesh_dim for mesh_dim, one in enumerate(placements) if one.tensor_dim == tensor_dim]
+    for tensor_dim in {placement.tensor_dim for placement in placements if placement.split_factor is not None}:
+        mesh_dims = [mesh_dim for mesh_dim, placement in enumerate(placements) if placement.tensor_dim == tensor_dim]
         factors = [placements[mesh_dim].split_factor or 1 for mesh_dim in mesh_dims]
         for order in permutations(mesh_dims):
-            before = {one: [other for other in order[:turn] if other > one] for turn, one in enumerate(order)}
-            if [prod(mesh_shape[other] for other in before[one]) for one in mesh_dims] == factors:
+            before = {
+                mesh_dim: [other for other in order[:turn] if other > mesh_dim] for turn, mesh_dim in enumerate(order)
+            }
+            if [prod(mesh_shape[other] for other in before[mesh_dim]) for mesh_dim in mesh_dims] == factors:
                 break
         else:
             split = ", ".join(map(str, factors))

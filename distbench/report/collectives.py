@@ -212,7 +212,7 @@ def ways_of(frame: "pd.DataFrame") -> list[Ways]:
     per_exchange = measured["num_exchanges"].fillna(1.0)
     for name in ("payload_bytes", "median_s", "q1_s", "q3_s", "p95_s", "ci_low_s", "ci_high_s"):
         measured[name] = measured[name] / per_exchange
-    found = []
+    comparisons = []
     for (mesh_dim, op, dtype), unsorted in measured.groupby(["mesh_dim", "op", "dtype"], sort=False):
         of_op = unsorted.sort_values("size_bytes", kind="stable")
         firsts: dict[float, int] = {}
@@ -230,8 +230,8 @@ def ways_of(frame: "pd.DataFrame") -> list[Ways]:
                 verdict=comparison.verdict,
             )
         )
-        found.append(Ways(str(mesh_dim), str(op), str(dtype), rows, comparison))
-    return found
+        comparisons.append(Ways(str(mesh_dim), str(op), str(dtype), rows, comparison))
+    return comparisons
 
 
 def _ways_headline(reported: ReportedRun) -> Iterator[str]:

@@ -112,7 +112,7 @@ class Outcome:
 def outcome_of(reported: Sequence[ReportedRun], compared: Sequence[tuple[str, Compared]]) -> Outcome:
     """The outcome of all runs. `compared` are (scenario, variant)."""
     runs = [part.run for part in reported]
-    largest = [found for part in reported if (found := largest_communication(part))]
+    largest = [communication for part in reported if (communication := largest_communication(part))]
     verdicts = [verdict for run in runs if (verdict := judged(run))]
     slow_or_unknown = [verdict.lines[0] for verdict in verdicts if verdict.is_slow or not verdict.is_conclusive]
     cases = [case for run in runs for case in run.cases]

@@ -334,19 +334,19 @@ def _finding(cases: Sequence[ChangedCase], num_cases: int, launches: Sequence[La
 def _write_group(group: Group, judged: JudgedCases, runs: Mapping[str, str], folder: Path) -> None:
     """Write the pages of a group, its changed cases first."""
     group.num_cases, group.is_tested, group.shown = len(judged.case_ids), judged.is_tested, judged.launches
-    found = {row: ChangedCase(judged.series(row)) for row in judged.changed_rows}
-    steady = (row for row in range(group.num_cases) if row not in found)
-    rows = [*sorted(found, key=lambda row: found[row].rank), *sorted(steady, key=judged.case_ids.__getitem__)]
+    changed = {row: ChangedCase(judged.series(row)) for row in judged.changed_rows}
+    steady = (row for row in range(group.num_cases) if row not in changed)
+    rows = [*sorted(changed, key=lambda row: changed[row].rank), *sorted(steady, key=judged.case_ids.__getitem__)]
     parts = _parts(rows, judged)
     stem = re.sub(r"\W+", "-", group.name).strip("-").lower()[:80]
     group.pages = [f"{stem}{f'-{number + 1}' if number else ''}.html" for number in range(len(parts))]
-    contents = [(f"page {number + 1}", _contents(part, judged, found)) for number, part in enumerate(parts)]
+    contents = [(f"page {number + 1}", _contents(part, judged, changed)) for number, part in enumerate(parts)]
     addresses = {"all runs": "index.html"} | {f"page {number + 1}": page for number, page in enumerate(group.pages)}
     addresses |= {_run_name(launch): runs[launch.run_id] for launch in judged.launches if launch.run_id in runs}
     for number, (part, page) in enumerate(zip(parts, group.pages, strict=True)):
-        data = {row: _entry(row, judged, found.get(row)) for row in part}
-        group.changed += [replace(found[row], page=page, data=data[row]) for row in part if row in found]
-        blocks = _group_blocks(group, judged, number, found, data, contents)
+        data = {row: _entry(row, judged, changed.get(row)) for row in part}
+        group.changed += [replace(changed[row], page=page, data=data[row]) for row in part if row in changed]
+        blocks = _group_blocks(group, judged, number, changed, data, contents)
         _write(folder / page, blocks, addresses)
 
 
@@ -365,8 +365,8 @@ def _parts(rows: Sequence[int], judged: JudgedCases) -> list[list[int]]:
     return parts
 
 
-def _contents(part: Sequence[int], judged: JudgedCases, found: Mapping[int, ChangedCase]) -> str:
-    steady = [judged.case_ids[row] for row in part if row not in found]
+def _contents(part: Sequence[int], judged: JudgedCases, changed: Mapping[int, ChangedCase]) -> str:
+    steady = [judged.case_ids[row] for row in part if row not in changed]
     texts = [count_text(len(part) - len(steady), "changed case")] if len(steady) < len(part) else []
     return "; ".join([*texts, *([f"{steady[0]} to {steady[-1]}"] if steady else [])])
 
@@ -412,19 +412,21 @@ def _group_blocks(
     group: Group,
     judged: JudgedCases,
     number: int,
-    found: Mapping[int, ChangedCase],
+    changed: Mapping[int, ChangedCase],
     data: Mapping[int, dict[str, Any]],
     contents: Sequence[tuple[str, str]],
 ) -> Iterator[PageBlock]:
     """Yield a page of cases: the finding, the chosen trend, the cases, and the launches."""
     yield Heading(f"{group.name}{f', page {number + 1} of {len(contents)}' if len(contents) > 1 else ''}", 1)
     yield Heading("Trend")
-    yield Verdict((_finding([*found.values()], group.num_cases, judged.launches, judged.is_tested),))
+    yield Verdict((_finding([*changed.values()], group.num_cases, judged.launches, judged.is_tested),))
     yield Lines(("all runs",))
     yield _trends("Trend of a case", [*data.values()], [judged.launches], otherwise=NO_VERDICT)
     yield Heading("Cases")
     for title, is_changed in (("Changed cases, regressions first", True), ("Cases without a change", False)):
-        rows = [_case_cells(row, judged, found.get(row), is_changed) for row in data if (row in found) is is_changed]
+        rows = [
+            _case_cells(row, judged, changed.get(row), is_changed) for row in data if (row in changed) is is_changed
+        ]
         if rows:
             yield Table(title, CASE_COLUMNS if is_changed else (CASE_COLUMNS[0], *CASE_COLUMNS[-2:]), rows)
     if len(contents) > 1:

@@ -48,7 +48,7 @@ MAX_OWNERS = 10
 MAX_DIFFERENCES = 5
 # A larger share of a step in two collectives at once is overlap, rather than a difference of medians.
 OVERLAP = 0.02
-ASKED_FOR: dict[Any, str] = {True: "explicit", False: "implicit"}
+IS_EXPLICIT: dict[Any, str] = {True: "explicit", False: "implicit"}
 IMPLICIT = "implicit: DTensor moved a tensor because an operator needed other placements"
 
 
@@ -205,7 +205,7 @@ def _redistributions_table(trace: Trace) -> list[Table]:
 
     columns: TableColumns = (
         ("<redistribution", lambda row: str(row["redistribution"])),
-        ("<requested", lambda row: ASKED_FOR.get(row["explicit"], NOTHING)),
+        ("<requested", lambda row: IS_EXPLICIT.get(row["explicit"], NOTHING)),
         ("<collective", lambda row: f"{row['mesh_dim']} {row['kind']}"),
         *(COUNT, PAYLOAD, TIME),
         ("<mostly of", mostly_of),

@@ -167,13 +167,13 @@ def orders_of(rows: Sequence[Residual], results: Sequence[Compared]) -> tuple[in
     """Return the numbers of pairs of one source and model over 5 % apart: in the right order, and all."""
     published = {(result.row.source, result.row.name): result.published_s for result in results}
     right = count = 0
-    for one, other in pairs_of(rows):
-        times = published[one.source, one.name], published[other.source, other.name]
+    for row, other in pairs_of(rows):
+        times = published[row.source, row.name], published[other.source, other.name]
         assert times[0] is not None and times[1] is not None
         apart = math.log(times[0] / times[1])
         if abs(apart) > math.log(1 + APART):
             count += 1
-            right += apart * (apart + one.log_error - other.log_error) > 0
+            right += apart * (apart + row.log_error - other.log_error) > 0
     return right, count
 
 

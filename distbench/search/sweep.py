@@ -45,7 +45,7 @@ def amount(text: str, option: str, units: dict[str, int], default: str, most: fl
 
 
 @dataclass(frozen=True)
-class AskedSweep:
+class SweepRequest:
     """A checked command line.
 
     Args:
@@ -67,7 +67,7 @@ class AskedSweep:
     assume: Mapping[str, Assumption]
 
     @classmethod
-    def of(cls, scenario: str, out: Path | None, **given: Any) -> "AskedSweep":
+    def of(cls, scenario: str, out: Path | None, **given: Any) -> "SweepRequest":
         """Raise UserError if options contradict each other."""
         memory = None if given["memory"] is None else amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
         mesh = None if given["mesh"] is None else parse_mesh(given["mesh"])
@@ -112,7 +112,7 @@ class AskedSweep:
         )
 
 
-def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepResult, bool]:
+def run_sweep(request: SweepRequest, say: Callable[[str], None]) -> tuple[SweepResult, bool]:
     """Return the result of the sweep, and whether it was interrupted.
 
     Raises:
@@ -150,18 +150,18 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
         raise
 
 
-def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: SweepState) -> None:
+def _predict(request: SweepRequest, hardware: Hardware, child: SweepChild, state: SweepState) -> None:
     """Predict plans; with a hardware file of this machine, also measure the best of them."""
     setup = request.setup
-    num_asked = 0
+    num_cases = 0
     best_shown: Prediction | None = None
     with display_for("sweep", request.quiet) as display:
 
         def show_progress(num_more: int, num_answered: int) -> None:
-            nonlocal num_asked, best_shown
-            num_asked += num_more
+            nonlocal num_cases, best_shown
+            num_cases += num_more
             if num_more:
-                display.event({"event": "plan", "num_cases": num_asked})
+                display.event({"event": "plan", "num_cases": num_cases})
                 display.event({"event": "case", "id": "sweep/recording steps"})
             for _ in range(num_answered):
                 display.event({"event": "done", "id": "", "status": "ok"})
@@ -184,7 +184,7 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
         _rounds(request, state).run_last([*best][:NUM_FINAL])
 
 
-def _measure(request: AskedSweep, child: SweepChild, state: SweepState) -> None:
+def _measure(request: SweepRequest, child: SweepChild, state: SweepState) -> None:
     """Measure the plans that work according to the child process."""
     setup, space, written = request.setup, state.space, state.written
     starting = ([written] if written else space.meshes)[: request.limits.max_plans]
@@ -211,11 +211,11 @@ def _measure(request: AskedSweep, child: SweepChild, state: SweepState) -> None:
     state.left_out |= wrong
 
 
-def _rounds(request: AskedSweep, state: SweepState) -> Rounds:
+def _rounds(request: SweepRequest, state: SweepState) -> Rounds:
     return Rounds(request.setup, request.limits, state, out=request.out, resume=request.resume, quiet=request.quiet)
 
 
-def _codes(request: AskedSweep, child: SweepChild, state: SweepState) -> dict[Candidate, PlanCode]:
+def _codes(request: SweepRequest, child: SweepChild, state: SweepState) -> dict[Candidate, PlanCode]:
     """Return the best plan and the changes of the plan as written as code; {} after an interrupt."""
     ranked = [plan.candidate for plan in plans_of(state, request.hardware)]
     changed = [*state.predictions, *state.measured] if state.written else []

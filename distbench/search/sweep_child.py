@@ -92,7 +92,7 @@ class SweepChild:
         self._undo = contextlib.ExitStack()
         self._folder = folder or Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
         self._process: subprocess.Popen[bytes] | None = None
-        self._said: BinaryIO | None = None
+        self._stderr: BinaryIO | None = None
         self._recent: set[Path] = set()  # recordings of this process
         self.num_reused = 0
         self.again: list[str] = []  # how processes ended that were started again
@@ -214,19 +214,19 @@ class SweepChild:
             raise UserError(
                 f"--results {self._folder} cannot be created ({error.strerror}); give another folder"
             ) from error
-        self._said = self._undo.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `with` of this object ends it
+        self._stderr = self._undo.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `with` of this object ends it
         self._process = start_supervised(
             [sys.executable, "-m", CHILD, "sweep", str(self._file), self._scenario, str(NUM_AT_ONCE), self._assume],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
         )
         return self._process
 
     def _failed(self) -> UserError:
-        assert self._process is not None and self._said is not None
-        self._said.seek(0)
-        lines = self._said.read().decode("utf-8", "replace").splitlines()
+        assert self._process is not None and self._stderr is not None
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode("utf-8", "replace").splitlines()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)  # the pipe closes before the exit code is available
         code = self._process.returncode or 0

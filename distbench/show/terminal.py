@@ -14,7 +14,7 @@ from distbench.spec.printable_text import clean, count_text, cut
 
 MIN_WIDTH, MAX_WIDTH = 60, 200
 PIPED_WIDTH = 120  # a file is independent of the terminal
-_asked: list[int] = []  # `--width`
+_requested: list[int] = []  # `--width`
 _shows_notes = [False]  # `--verbose`
 
 
@@ -37,7 +37,7 @@ def first_cells(text: str, width: int) -> str:
 
 def ask_width(width: int | None) -> None:
     """Set the width, or None for the screen's width."""
-    _asked[:] = [] if width is None else [width]
+    _requested[:] = [] if width is None else [width]
 
 
 def show_notes(all_notes: bool) -> None:
@@ -52,15 +52,15 @@ def shows_notes() -> bool:
 
 def width_here() -> int:
     """Characters per line: the value of `--width`, else the terminal's width (60 to 200), else 120."""
-    return width_of(sys.stdout) or (_asked[0] if _asked else PIPED_WIDTH)
+    return width_of(sys.stdout) or (_requested[0] if _requested else PIPED_WIDTH)
 
 
 def width_of(stream: TextIO | None) -> int | None:
     """Characters per line of a terminal as in `width_here`, or None if the stream is not a terminal."""
     if stream is None or not stream.isatty():
         return None
-    if _asked:
-        return _asked[0]
+    if _requested:
+        return _requested[0]
     columns = 0
     try:
         columns = int(os.environ.get("COLUMNS", ""))

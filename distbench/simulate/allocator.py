@@ -24,11 +24,11 @@ Pool = tuple[int, bool]
 
 
 class OutOfMemory(Exception):
-    """The device has no memory for `asked_bytes`, even without cached memory."""
+    """The device has no memory for `requested_bytes`, even without cached memory."""
 
-    def __init__(self, asked_bytes: int) -> None:
-        super().__init__(asked_bytes)
-        self.asked_bytes = asked_bytes
+    def __init__(self, requested_bytes: int) -> None:
+        super().__init__(requested_bytes)
+        self.requested_bytes = requested_bytes
 
 
 @dataclass(eq=False)
@@ -255,7 +255,7 @@ def replay_memory(events: Iterable[Event], *, expandable: bool = False, capacity
                 try:
                     allocator.allocate(event.block, event.num_bytes, event.stream)
                 except OutOfMemory as error:
-                    failed = error.asked_bytes
+                    failed = error.requested_bytes
         elif isinstance(event, Freed):
             live -= sizes.pop(event.block)
             if failed is None:

@@ -235,8 +235,8 @@ def pairs_of(rows: Sequence[Residual]) -> list[tuple[Residual, Residual]]:
 
 def _by_source(pairs: Sequence[tuple[Residual, Residual]]) -> dict[str, list[float]]:
     differences: dict[str, list[float]] = defaultdict(list)
-    for one, other in pairs:
-        differences[one.source].append(one.log_error - other.log_error)
+    for row, other in pairs:
+        differences[row.source].append(row.log_error - other.log_error)
     return differences
 
 
@@ -245,10 +245,10 @@ def _root_mean_square(by_source: Mapping[str, Sequence[float]]) -> float:
     return math.sqrt(sum(squares) / len(squares))
 
 
-def is_tie(one: TimedKind, other: TimedKind, errors: DifferenceErrors) -> bool:
+def is_tie(plan: TimedKind, other: TimedKind, errors: DifferenceErrors) -> bool:
     """Return whether two plans, each its step time and its kinds of parallelism, are too close for an order."""
-    error = errors.same_kind if one[1] == other[1] else errors.other_kind
-    return abs(math.log(one[0] / other[0])) < TIE_Z * error
+    error = errors.same_kind if plan[1] == other[1] else errors.other_kind
+    return abs(math.log(plan[0] / other[0])) < TIE_Z * error
 
 
 def best_probability(plans: Sequence[TimedKind], errors: DifferenceErrors) -> float:

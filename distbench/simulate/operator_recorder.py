@@ -66,7 +66,7 @@ from distbench.torch_private import (
 
 DEVICE_TYPE = "sim"
 # Operators that make a tensor without writing to it, or only report a property.
-MAKES_OR_TELLS = (
+LAUNCHES_NOTHING = (
     *("empty", "new_empty", "lift_fresh", "is_pinned", "is_same_size", "sym_", "record_stream"),
     *("set_", "resize_"),
 )
@@ -270,7 +270,7 @@ def _is_sized_by_values(func: Any, args: Any) -> bool:
 
 def _costs_nothing(func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], writes: bool) -> bool:
     """Return whether an operator launches nothing: it allocates, reports a property, or returns a view of a tensor."""
-    if func.is_view or func.overloadpacket.__name__.startswith(MAKES_OR_TELLS):
+    if func.is_view or func.overloadpacket.__name__.startswith(LAUNCHES_NOTHING):
         return True
     return not writes and bool(outputs) and {*map(_key, outputs)} <= {*map(_key, inputs)}
 

@@ -45,7 +45,7 @@ from distbench.torch_private import (
     NeedsValues,
     ShapesOnly,
     Unsupported,
-    chunks_when_asked_for,
+    chunks_on_demand,
     equal_tensors_once,
     fake_ranks,
     forget_layouts_of_backward,
@@ -266,7 +266,7 @@ def _built(
         allocate(model, context, device)
         place_attributes(model, built, context.device, values=False)
 
-    with shapes.on(), values.on(), recorder.on(), meshes_with_values(), chunks_when_asked_for():
+    with shapes.on(), values.on(), recorder.on(), meshes_with_values(), chunks_on_demand():
         return step_of(scenario, context, built, give_memory)
 
 

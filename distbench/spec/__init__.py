@@ -58,7 +58,7 @@ __all__ += ["ParallelPlan", "PipelinePlan", "Redistributions", "Scenario", "Sett
 __all__ += ["find", "fit_mesh", "format_mesh", "list_entries", "parse_mesh", "placement_pairs", "scenario", "wrap"]
 
 
-def import_when_asked(package: str, names_of: Mapping[str, Iterable[str]]) -> None:
+def import_on_demand(package: str, names_of: Mapping[str, Iterable[str]]) -> None:
     """Import a package's names from its modules on first use.
 
     If a name is also the name of a module of the package, the name keeps its value after the module's import. The
@@ -86,7 +86,7 @@ def import_when_asked(package: str, names_of: Mapping[str, Iterable[str]]) -> No
     sys.modules[package].__class__ = Package
 
 
-import_when_asked(
+import_on_demand(
     __name__,
     {
         "discovery": ("Entry", "find", "list_entries"),

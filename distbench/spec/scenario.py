@@ -369,7 +369,11 @@ def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """
     parameters = inspect.signature(train_step).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [one for one in parameters if one.kind in positional and one.default is inspect.Parameter.empty]
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in positional and parameter.default is inspect.Parameter.empty
+    ]
     further = (0,) * (len(required) - 2)
 
     @functools.wraps(train_step)

@@ -38,14 +38,14 @@ def crossings_of(sizes: Sequence[float], ratios: Sequence[float], verdicts: Sequ
         verdicts: verdict of each ratio, from one family of tests.
     """
     decided = [at for at, verdict in enumerate(verdicts) if verdict in (FASTER, SLOWER)]
-    found = []
+    crossings = []
     if decided and decided[0] > 0:
-        found.append(Crossing(0.0, sizes[decided[0]], math.nan, verdicts[decided[0]]))
+        crossings.append(Crossing(0.0, sizes[decided[0]], math.nan, verdicts[decided[0]]))
     for before, after in pairwise(decided):
         if verdicts[before] != verdicts[after]:
             size = _zero(sizes[before : after + 1], ratios[before : after + 1])
-            found.append(Crossing(sizes[before], sizes[after], size, verdicts[after]))
-    return found
+            crossings.append(Crossing(sizes[before], sizes[after], size, verdicts[after]))
+    return crossings
 
 
 def _zero(sizes: Sequence[float], ratios: Sequence[float]) -> float:

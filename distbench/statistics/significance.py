@@ -70,7 +70,7 @@ class LogDifference:
         self,
         alpha: float,
         tolerance: Floats,
-        found_error: Floats | None = None,
+        detected_error: Floats | None = None,
         prior_freedom: float = 0.0,
     ) -> Floats:
         """Return the launches per side (pairs) that would settle a test four times in five if the estimate is true.
@@ -80,16 +80,16 @@ class LogDifference:
         enough, as for a change near the tolerance.
 
         Args:
-            found_error: standard error for detecting a slowdown, by default `error`.
-            prior_freedom: degrees of freedom of `found_error`, added to the degrees of freedom of the launches.
+            detected_error: standard error for detecting a slowdown, by default `error`.
+            prior_freedom: degrees of freedom of `detected_error`, added to the degrees of freedom of the launches.
         """
         spread = self.error * np.sqrt(self.num_launches)
-        found_spread = spread if found_error is None else found_error * np.sqrt(self.num_launches)
+        detected_spread = spread if detected_error is None else detected_error * np.sqrt(self.num_launches)
         counts = _GRID[:, None].astype(float)
         freedom = counts - 1 if self.is_paired else 2 * (counts - 1)
         all_freedom = freedom + prior_freedom
         critical, luck = stdtrit(all_freedom, 1 - alpha), stdtrit(all_freedom, POWER)
-        detectable = detectable_effect(found_spread / np.sqrt(counts), critical, luck, tolerance)
+        detectable = detectable_effect(detected_spread / np.sqrt(counts), critical, luck, tolerance)
         reach = (stdtrit(freedom, 0.5 + CONFIDENCE / 2) + stdtrit(freedom, POWER)) * spread / np.sqrt(counts)
         is_settled = (self.estimate >= detectable) | (self.estimate + reach <= tolerance)  # [counts, tests]
         return np.where(is_settled.any(axis=0), _GRID[is_settled.argmax(axis=0)], np.nan)

@@ -46,7 +46,7 @@ from distbench.torch_private.fake_tensors import (
     GROUPED_MM,
     NeedsValues,
     ShapesOnly,
-    chunks_when_asked_for,
+    chunks_on_demand,
     equal_tensors_once,
     global_metadata,
     has_values,

@@ -328,7 +328,7 @@ class _Planning:
     def plan_of(self, mesh: Any, meta: Any, source: Any, target: Any) -> Plan:
         """Return the plan between two of torch's states; raises NotHandled without a plan."""
         start, end = (
-            state_of_layout(one.placements, one.tensor_dim_to_mesh_dim, len(meta.shape)) for one in (source, target)
+            state_of_layout(spec.placements, spec.tensor_dim_to_mesh_dim, len(meta.shape)) for spec in (source, target)
         )
         return _plan(*self._priced(mesh, meta), start, end, self.max_bytes)
 
@@ -342,7 +342,7 @@ class _Planning:
         meta = source.tensor_meta
         if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:
             raise NotHandled("specs without a path between them")
-        start, end = (state_of_layout(one.placements, one.shard_order, len(meta.shape)) for one in (source, target))
+        start, end = (state_of_layout(spec.placements, spec.shard_order, len(meta.shape)) for spec in (source, target))
         if start == end or not (start.partials or any(start.orders)):
             return 0.0
         used_dims = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
@@ -421,7 +421,7 @@ def _on_all_ranks(digest: str) -> list[str]:
     return digests
 
 
-class _OneMesh:
+class _SmallMesh:
     """Parts of a device mesh that planning uses."""
 
     ndim, shape = 2, (2, 2)
@@ -434,7 +434,7 @@ def _plan_one_pair(planner_class: Any) -> None:
 
     try:
         planner = object.__new__(planner_class)
-        planner.device_mesh, planner.tensor_dimension = _OneMesh(), 2
+        planner.device_mesh, planner.tensor_dimension = _SmallMesh(), 2
         planner.dtensor_meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
         planner.strided_shard_placements_in_target, planner.partial_reduce_ops_in_target = set(), set()
         planner.cost_function = lambda before, after: 0.0

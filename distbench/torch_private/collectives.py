@@ -272,7 +272,7 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 @functools.cache
 def _written_names(func: Any) -> tuple[str, ...]:
-    infos = ((one.name, one.alias_info) for one in func._schema.arguments)
+    infos = ((argument.name, argument.alias_info) for argument in func._schema.arguments)
     return tuple(name for name, info in infos if info is not None and info.is_write)
 
 

@@ -306,7 +306,7 @@ class _Chunks:
 
 
 @contextlib.contextmanager
-def chunks_when_asked_for() -> Iterator[None]:
+def chunks_on_demand() -> Iterator[None]:
     """Make FSDP2 create only the chunks of a parameter that it reads, instead of a chunk per rank."""
     try:
         require("chunks of parameters")

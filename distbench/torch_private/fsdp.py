@@ -223,10 +223,10 @@ def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]]
         return
     require("simulated messages of pipelines")
 
-    def asked(ops: Sequence[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
+    def issued(ops: Sequence[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
         return issue([op.tensor for op in ops], [_message(op) for op in ops]) if ops else []
 
-    with replaced(schedules, "_batch_p2p", asked), replaced(torch.random, "fork_rng", _fork_rng_of_any_device):
+    with replaced(schedules, "_batch_p2p", issued), replaced(torch.random, "fork_rng", _fork_rng_of_any_device):
         yield
 
 

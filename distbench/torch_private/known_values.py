@@ -231,12 +231,12 @@ class KnownValues(TorchDispatchMode):
             if not self._knows([index]):
                 return func, args
             # The mode is inactive here, so run it for the indices.
-            found = self.__torch_dispatch__(torch.ops.aten.nonzero.default, (), (index,))
-            indices += [self._column(found, place) for place in range(index.ndim)]
+            coordinates = self.__torch_dispatch__(torch.ops.aten.nonzero.default, (), (index,))
+            indices += [self._column(coordinates, place) for place in range(index.ndim)]
         return func, (args[0], indices, *args[2:])
 
-    def _column(self, found: torch.Tensor, place: int) -> torch.Tensor:
-        column: torch.Tensor = self.__torch_dispatch__(torch.ops.aten.select.int, (), (found, 1, place))
+    def _column(self, coordinates: torch.Tensor, place: int) -> torch.Tensor:
+        column: torch.Tensor = self.__torch_dispatch__(torch.ops.aten.select.int, (), (coordinates, 1, place))
         return column
 
     def _know_mask(self, mask: torch.Tensor) -> None:

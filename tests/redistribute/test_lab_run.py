@@ -189,7 +189,7 @@ def test_run_tells_the_note_once(
     lines: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("distbench.cli.run.run_all", lambda jobs, joined, silent, says_first: 0)
+    monkeypatch.setattr("distbench.cli.run.run_all", lambda jobs, joined, silent, prints_first: 0)
     environment = {"RANK": rank, "WORLD_SIZE": "4"}
     done = CliRunner().invoke(main, ["run", "redistribute_lab", "--device", "cpu"], env=environment)
     assert done.exit_code == 0

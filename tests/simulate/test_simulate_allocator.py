@@ -152,7 +152,7 @@ def test_what_is_freed_is_not_given_back_to_the_device() -> None:
 def test_memory_that_nothing_can_free_is_an_error_that_says_what_is_reserved() -> None:
     with pytest.raises(OutOfMemory) as raised:
         given(30 * MIB, 20 * MIB, capacity_bytes=40 * MIB)
-    assert raised.value.asked_bytes == 20 * MIB
+    assert raised.value.requested_bytes == 20 * MIB
 
 
 def test_what_is_cached_is_given_back_before_memory_runs_out() -> None:
@@ -165,7 +165,7 @@ def test_what_is_cached_is_given_back_before_memory_runs_out() -> None:
     assert allocator.peak_reserved_bytes == 56 * MIB
     with pytest.raises(OutOfMemory) as raised:
         allocator.allocate(3, 14 * MIB, 0)
-    assert raised.value.asked_bytes == 14 * MIB
+    assert raised.value.requested_bytes == 14 * MIB
 
 
 def test_an_expandable_segment_gives_back_its_free_end() -> None:
