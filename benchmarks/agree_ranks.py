@@ -61,8 +61,8 @@ def checked() -> Iterator[dict[str, Any]]:
                 answer = answer_of(scenario, context)
             except UserError as error:
                 answer = {"problems": [str(error)]}
-        said = "refuses" if answer["problems"] else "skips" if "skipped" in answer else "passes"
-        yield {"name": name, "said": said, "why": "; ".join(answer["problems"])}
+        message = "refuses" if answer["problems"] else "skips" if "skipped" in answer else "passes"
+        yield {"name": name, "said": message, "why": "; ".join(answer["problems"])}
 
 
 def ran() -> Iterator[dict[str, Any]]:
@@ -76,10 +76,10 @@ def ran() -> Iterator[dict[str, Any]]:
             meshes[key] = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         context = RankContext(dist.get_rank(), torch.device("cpu"), meshes[key], "gloo", control, seed=1)
         did, why = _did(scenario, context)
-        told = context.gather((did, why))
-        if any(state == "raises" for state, _ in told):
+        message = context.gather((did, why))
+        if any(state == "raises" for state, _ in message):
             del meshes[key]  # its groups may hold half of a collective
-        worst = next((one for state in ("raises", "wrong", "skips") for one in told if one[0] == state), told[0])
+        worst = next((one for state in ("raises", "wrong", "skips") for one in message if one[0] == state), message[0])
         yield {"name": name, "did": worst[0], "why": worst[1]}
 
 

@@ -91,7 +91,7 @@ class History:
         return Launch(name, "", "made up", start, start + 0.5, "", Header().facts, None, True, cases)
 
 
-def found(series: RecordedSeries, factors: Mapping[int, float], seed: int, tolerance: float = 0.05) -> Search:
+def searched(series: RecordedSeries, factors: Mapping[int, float], seed: int, tolerance: float = 0.05) -> Search:
     """Search one history of a series."""
     draw = np.random.default_rng(seed)
     row, first = (int(draw.integers(count)) for count in (len(series.case_ids), series.num_launches))
@@ -138,7 +138,7 @@ def endings_of(series: RecordedSeries, kind: str, num_histories: int) -> tuple[l
     for seed in range(num_histories):
         changed = 1 + int(np.random.default_rng((seed, NUM_COMMITS)).integers(NUM_COMMITS))
         factors = {changed + after: factor for after, factor in KINDS[kind] if changed + after <= NUM_COMMITS}
-        state = found(series, factors, seed)
+        state = searched(series, factors, seed)
         launches.append(2 * len(state.pairs))
         if state.step is None or state.is_refuted:
             endings.append("none named")

@@ -28,7 +28,7 @@ CLAIMS = (
 
 def main() -> list[Row]:
     """Rows (name, measured, allowed); prints one line a plan."""
-    rows = [{**said, **did, "said_why": said["why"]} for said, did in zip(*found(), strict=True)]
+    rows = [{**message, **did, "said_why": message["why"]} for message, did in zip(*compared_plans(), strict=True)]
     for row in rows:
         why = f"  {row['said_why'] or row['why']}"[:110]
         print(f"{row['name'][:52]:52} check {row['said']:8} ranks {row['did']:7} {'' if agree(row) else '<<<'}{why}")
@@ -45,14 +45,14 @@ def agree(row: dict[str, Any]) -> bool:
     return row["did"] in allowed[row["said"]] or (row["said"] == "refuses" and row["name"] in WITHOUT_EFFECT)
 
 
-def found() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def compared_plans() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What check said and what ranks did, plan by plan."""
     with tempfile.TemporaryDirectory() as folder:
-        said, did = Path(folder) / "said.json", Path(folder) / "did.json"
+        message, did = Path(folder) / "said.json", Path(folder) / "did.json"
         module = ["-m", "benchmarks.agree_ranks"]
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        for command in ([*module, "checked", str(said)], [*torchrun, *module, "ran", str(did)]):
+        for command in ([*module, "checked", str(message)], [*torchrun, *module, "ran", str(did)]):
             done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"{command[-2]} failed: {done.stderr[-2000:]}")
-        return json.loads(said.read_text()), json.loads(did.read_text())
+        return json.loads(message.read_text()), json.loads(did.read_text())

@@ -103,15 +103,15 @@ def quick() -> list[Row]:
     for name, package in FILES.items():
         if not importlib.util.find_spec(package):
             print(f"left out: {name}, {package} is not installed")
-    found = [row for file in files for row in kept(f"models-{Path(file).name}", partial(measured, file), *MEASURED)]
+    result = [row for file in files for row in kept(f"models-{Path(file).name}", partial(measured, file), *MEASURED)]
     counts = f"{'traced':>6} {'signed':>6} {'simulated':>9} {'owned':>6}"
     print(f"{'model':40} {'glue':>4} {'result':>6} {counts} {'error':>9} {'allowed':>8}")
-    for row in found:
+    for row in result:
         row["glue"] = glue_of(Path(row["file"]), row["name"])
         print(line(row))
         for sentence in filter(None, [row["wrong"], *row["differences"]]):
             print(f"    {sentence}")
-    print_once({row["name"]: row for row in found})
+    print_once({row["name"]: row for row in result})
     sweeps = {
         name: sentence
         for file in files
@@ -119,32 +119,32 @@ def quick() -> list[Row]:
     }
     for name, sentence in sweeps.items():
         print(f"tune {name}: {sentence or 'ranked'}")
-    owned = min(100 * row["num_owned"] / row["num_traced"] for row in found)
-    missing = sum(abs(row["signed"] - row["num_traced"]) + len(row["differences"]) for row in found)
+    owned = min(100 * row["num_owned"] / row["num_traced"] for row in result)
+    missing = sum(abs(row["signed"] - row["num_traced"]) + len(row["differences"]) for row in result)
     return [
-        ("models called wrong", float(sum(not is_ok(row) for row in found)), 0.0),
-        ("most glue", float(max(row["glue"] for row in found)), float(MAX_GLUE)),
+        ("models called wrong", float(sum(not is_ok(row) for row in result)), 0.0),
+        ("most glue", float(max(row["glue"] for row in result)), float(MAX_GLUE)),
         *(
             (f"glue: {step}", float(glue_of(EXAMPLES / file, name)), float(most))
             for step, (file, name, most) in STEPS.items()
         ),
         ("collectives missing", float(missing), 0.0),
-        ("examples not simulated", float(sum(row["simulated"] < 1 for row in found)), 0.0),
+        ("examples not simulated", float(sum(row["simulated"] < 1 for row in result)), 0.0),
         ("examples that tune does not rank", float(sum(map(bool, sweeps.values()))), 0.0),
         ("least owned, %", owned, -float(LEAST_OWNED)),
         (
             "largest error over what is allowed",
-            max(error_of(row) / row["tolerance"] for row in found if row["name"] not in NAMED),
+            max(error_of(row) / row["tolerance"] for row in result if row["name"] not in NAMED),
             1.0,
         ),
     ]
 
 
-def print_once(found: dict[str, dict[str, Any]]) -> None:
+def print_once(result: dict[str, dict[str, Any]]) -> None:
     """Print glue and result of each row of ONCE, and the sentence on what is rejected."""
     print(f"\n{'model or step form':54} {'glue':>5}  result")
     for what, names in ONCE.items():
-        rows = [found[name] for name in names if name in found]
+        rows = [result[name] for name in names if name in result]
         if not rows:
             print(f"{what:54} {'-':>5}  left out, see above")
             continue

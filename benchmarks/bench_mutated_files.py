@@ -44,9 +44,9 @@ def main(kinds: Sequence[str] = tuple(KINDS), count: int = COUNT, seed: int = SE
     """
     rows: list[Row] = []
     for kind in kinds:
-        found = list(faults(kind, count, seed))
+        result = list(faults(kind, count, seed))
         for what in ("traceback", "nonsense"):
-            faulty = [where for name, where in found if name == what]
+            faulty = [where for name, where in result if name == what]
             for where in faulty[:5]:
                 print(f"  {kind}: {what}: {where}", file=sys.stderr)
             rows.append((f"{kind} files, {count} mutations: {what}", float(len(faulty)), 0.0))

@@ -67,11 +67,11 @@ def _rows() -> list[Row]:
         mesh, profile = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names), profile_of(names, mesh_shape)
         measured = {name: times(call, profile) for name, call in operators(mesh)}
         for kind, default in (("first", "first"), ("warm", "warm"), ("anew", "warm")):
-            found = {name: taken[1][kind] / taken[0][default] for name, taken in measured.items()}
-            worst = max(found, key=lambda name: found[name])
-            mean = math.exp(sum(map(math.log, found.values())) / len(found))
+            result = {name: taken[1][kind] / taken[0][default] for name, taken in measured.items()}
+            worst = max(result, key=lambda name: result[name])
+            mean = math.exp(sum(map(math.log, result.values())) / len(result))
             rows.append((f"{KINDS[kind]}, {text}: geometric mean", mean, MEAN_LIMIT))
-            rows.append((f"{KINDS[kind]}, {text}: worst, {worst}", found[worst], WORST_LIMIT))
+            rows.append((f"{KINDS[kind]}, {text}: worst, {worst}", result[worst], WORST_LIMIT))
         entering = median([taken[1]["entering"] for taken in measured.values()])
         add_s = measured["add"][0]["warm"]
         rows.append((f"entering and leaving, {text}, in the default's warm adds", entering / add_s, WORST_LIMIT))
@@ -118,21 +118,21 @@ def operators(mesh: DeviceMesh) -> Iterator[tuple[str, Call]]:
 def times(call: Call, profile: Profile) -> tuple[dict[str, float], dict[str, float]]:
     """(the default's, ours): median CPU seconds of each kind of call, and of entering and leaving."""
     call()
-    found: tuple[dict[str, list[float]], ...] = (defaultdict(list), defaultdict(list))
+    result: tuple[dict[str, list[float]], ...] = (defaultdict(list), defaultdict(list))
     for number in range(FIRST_CALLS):
         for side in (number % 2, 1 - number % 2):
             forget_everything()
             context: Any = calibrated_planning(profile) if side else contextlib.nullcontext()
             with context:
-                found[side]["first"].append(seconds(call))
-                found[side]["warm"] += [seconds(call) for _ in range(WARM_CALLS)]
+                result[side]["first"].append(seconds(call))
+                result[side]["warm"] += [seconds(call) for _ in range(WARM_CALLS)]
             for _ in range(WARM_CALLS if side else 0):
                 start = time.thread_time()
                 with calibrated_planning(profile):
                     inside = seconds(call)
-                found[1]["anew"].append(inside)
-                found[1]["entering"].append(time.thread_time() - start - inside)
-    default, ours = [{kind: median(taken) for kind, taken in side.items()} for side in found]
+                result[1]["anew"].append(inside)
+                result[1]["entering"].append(time.thread_time() - start - inside)
+    default, ours = [{kind: median(taken) for kind, taken in side.items()} for side in result]
     return default, ours
 
 

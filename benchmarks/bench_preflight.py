@@ -109,8 +109,8 @@ def outcome_of(faults: Faults, verdict: str, named: Sequence[tuple[str, Sequence
         wanted |= {(RANK if len(ranks) == 1 else HOST, tuple(ranks))} if ranks else set()
     wanted |= {(LINK, tuple(faults.link))} if faults.link else set()
     if verdict == "FAIL":
-        found = {(kind, tuple(ranks)) for kind, ranks, _ in named}
-        return RIGHT if found == wanted and _are_slow_in(faults, named) else WRONG
+        result = {(kind, tuple(ranks)) for kind, ranks, _ in named}
+        return RIGHT if result == wanted and _are_slow_in(faults, named) else WRONG
     if verdict == "UNKNOWN":
         return UNKNOWN
     return MISSED if wanted else RIGHT
@@ -118,10 +118,10 @@ def outcome_of(faults: Faults, verdict: str, named: Sequence[tuple[str, Sequence
 
 def _are_slow_in(faults: Faults, named: Iterable[tuple[str, Sequence[int], str]]) -> bool:
     """Whether each fault is named in the quantity that it makes slow; lost packets may also make messages slow."""
-    found = {(rank, quantity) for _, ranks, quantity in named for rank in ranks}
+    result = {(rank, quantity) for _, ranks, quantity in named for rank in ranks}
     computes = {(rank, "computing") for rank in faults.computes}
     sends = {(rank, "large messages") for rank in (*faults.cable, *faults.one_way, *faults.flaps, *faults.link)}
-    return computes | sends | {(rank, "packets") for rank in faults.lossy} <= found
+    return computes | sends | {(rank, "packets") for rank in faults.lossy} <= result
 
 
 @dataclass(frozen=True)

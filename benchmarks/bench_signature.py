@@ -98,19 +98,19 @@ def changes_seen(folder: Path) -> tuple[int, int]:
 
     (folder / "changes").mkdir()
     write_signatures([str(CHANGES)], folder / "changes")
-    found = load(folder / "changes" / f"plan_changes{SUFFIX}")
-    said = {change: texts for change, texts in said_of(found).items() if texts}
-    named = [change for change, texts in said.items() if any(f": {NAMED[change]}, " in text for text in texts)]
-    return len(said), len(named)
+    result = load(folder / "changes" / f"plan_changes{SUFFIX}")
+    message = {change: texts for change, texts in said_of(result).items() if texts}
+    named = [change for change, texts in message.items() if any(f": {NAMED[change]}, " in text for text in texts)]
+    return len(message), len(named)
 
 
-def said_of(found: Signature) -> dict[str, list[str]]:
+def said_of(result: Signature) -> dict[str, list[str]]:
     """Change to how its case differs from the case without a change."""
-    by_change = {case.partition("change=")[2]: counts for case, counts in found.cases.items()}
+    by_change = {case.partition("change=")[2]: counts for case, counts in result.cases.items()}
     plain = by_change.pop("none")
 
     def one(counts: object) -> Signature:
-        return Signature("plan", found.mesh, found.torch, {"step": counts})  # type: ignore[dict-item]
+        return Signature("plan", result.mesh, result.torch, {"step": counts})  # type: ignore[dict-item]
 
     return {change: differences(one(plain), one(counts)) for change, counts in by_change.items()}
 

@@ -109,8 +109,8 @@ def calibrated() -> Hardware:
 
 def simulated(machine: Hardware) -> dict[str, Simulation]:
     """Every plan, recorded and replayed."""
-    found = record_steps([_job(name) for name in PLANS])
-    return {name: Simulation(recorded.recordings[0], machine) for name, recorded in zip(PLANS, found, strict=True)}
+    result = record_steps([_job(name) for name in PLANS])
+    return {name: Simulation(recorded.recordings[0], machine) for name, recorded in zip(PLANS, result, strict=True)}
 
 
 def _job(name: str) -> Job:
@@ -149,8 +149,8 @@ def made_of(simulation: Simulation) -> str:
     """What a predicted step is made of, ms."""
     parts = simulation.parts
     of_kinds = {**parts.by_kind_s, **{f"over {dim}": seconds for dim, seconds in parts.communication_s.items()}}
-    said = ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in of_kinds.items())
-    return f"{said}, host {simulation.timed.host_s * 1e3:.0f}"
+    message = ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in of_kinds.items())
+    return f"{message}, host {simulation.timed.host_s * 1e3:.0f}"
 
 
 def _distbench(*arguments: str) -> None:

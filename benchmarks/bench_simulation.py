@@ -264,8 +264,8 @@ def all_recorded(step: RecordedSteps, folder: Path) -> tuple[float, float, list[
     (answers,) = json.loads(child.stdout.read().splitlines()[-1])
     child.stdout.close()
     _, _, used = os.wait4(child.pid, 0)
-    found = [load_recordings(Path(answer["file"]))[0] for answer in answers]
-    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, found
+    result = [load_recordings(Path(answer["file"]))[0] for answer in answers]
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, result
 
 
 if __name__ == "__main__":

@@ -99,12 +99,12 @@ def one_run(cluster: SlurmCluster, out: Path, random_state: random.Random) -> tu
     kill(victim, node, cluster, out, random_state)
     wrong = Counter({"finished before": len(before)})
     try:
-        said = process.communicate(timeout=HANG_S)[0]
+        message = process.communicate(timeout=HANG_S)[0]
     except subprocess.TimeoutExpired:
         process.kill()
-        said = process.communicate()[0]
+        message = process.communicate()[0]
         wrong["hangs"] += 1
-    wrong["tracebacks"] += "Traceback" in said
+    wrong["tracebacks"] += "Traceback" in message
     wrong["lost rows"] += len(set(before) - set(rows_of(out)))
     for file in run_files_in(out):
         try:
@@ -127,11 +127,11 @@ def rows_of(out: Path) -> list[str]:
 
 def pids_of(out: Path, pattern: str) -> list[int]:
     """Of the ranks' workers."""
-    found = []
+    result = []
     for path in out.glob(f"logs/*/rank*/{pattern}"):
         with suppress(ValueError):
-            found.append(int(path.read_text()))
-    return found
+            result.append(int(path.read_text()))
+    return result
 
 
 def kill(victim: str, node: str, cluster: SlurmCluster, out: Path, random_state: random.Random) -> None:
@@ -163,14 +163,14 @@ def orphans(out: Path) -> list[int]:
     """Processes of the launch that still run, once they had time to end."""
     until = time.monotonic() + ORPHAN_S
     while True:
-        found = []
+        result = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 words = path.read_bytes()
                 if str(out).encode() in words and b"slurmstepd" not in words and path.parent.name != str(os.getpid()):
-                    found.append(int(path.parent.name))
-        if not found or time.monotonic() > until:
-            return found
+                    result.append(int(path.parent.name))
+        if not result or time.monotonic() > until:
+            return result
         time.sleep(0.5)
 
 

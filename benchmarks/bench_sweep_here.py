@@ -125,9 +125,9 @@ def measured(setup: Setup, plans: Sequence[Candidate], settings: Settings, out: 
     with RankProcesses([job], None, MODULE) as ranks, display_for(setup.entry.name, True) as display:
         launch_on(ranks, job, display)
     rows = measured_of(frame_of([read_run(Path(job.run_file))]), "step")
-    found = dict(zip(rows["variant"], rows["median_s"], strict=True))
+    result = dict(zip(rows["variant"], rows["median_s"], strict=True))
     labels = [variant_text(variant, axes) for variant in variants]
-    return {one.text: float(found[label]) for one, label in zip(plans, labels, strict=True) if label in found}
+    return {one.text: float(result[label]) for one, label in zip(plans, labels, strict=True) if label in result}
 
 
 def _exhaustive(setup: Setup, plans: Sequence[Candidate], folder: Path) -> tuple[dict[str, float], float]:
@@ -135,8 +135,8 @@ def _exhaustive(setup: Setup, plans: Sequence[Candidate], folder: Path) -> tuple
     file = folder / "all.json"
     if not file.is_file():
         began = time.monotonic()
-        found = measured(setup, plans, EXHAUSTIVE, folder / "all")
-        file.write_text(json.dumps([found, time.monotonic() - began]))
+        result = measured(setup, plans, EXHAUSTIVE, folder / "all")
+        file.write_text(json.dumps([result, time.monotonic() - began]))
     known_s, took_s = json.loads(file.read_text())
     return known_s, took_s
 

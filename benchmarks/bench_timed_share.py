@@ -53,7 +53,7 @@ def footers(command: Sequence[str], results: Path) -> list[dict[str, Any]]:
     began = time.time()
     subprocess.run(command, check=True, capture_output=True)
     files = [file for file in results.glob("*/*.jsonl") if file.stat().st_mtime >= began]
-    found = [json.loads(file.read_text().splitlines()[-1]) for file in sorted(files)]
-    for footer in found:
+    result = [json.loads(file.read_text().splitlines()[-1]) for file in sorted(files)]
+    for footer in result:
         print("  " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in footer["spent_s"].items()))
-    return found
+    return result

@@ -44,20 +44,25 @@ def main() -> list[Row]:
         subprocess.run(
             [*command, "-m", "benchmarks.values_ranks", str(CASES), str(out)], check=True, capture_output=True
         )
-        found = json.loads(out.read_text())
-    for text in found["wrong"]:
+        result = json.loads(out.read_text())
+    for text in result["wrong"]:
         print(f"wrong: {text}", file=sys.stderr)
-    num_any_order = found["num_checked"].pop(ANY_ORDER)
-    torchs = [(name, found["num_checked"].pop(name)) for name in TORCHS]
+    num_any_order = result["num_checked"].pop(ANY_ORDER)
+    torchs = [(name, result["num_checked"].pop(name)) for name in TORCHS]
     rows = [
-        (f"wrong values of {name}, {count} cases", float(found["num_wrong"].get(name, 0)), 0.0)
-        for name, count in sorted(found["num_checked"].items())
+        (f"wrong values of {name}, {count} cases", float(result["num_wrong"].get(name, 0)), 0.0)
+        for name, count in sorted(result["num_checked"].items())
     ]
     rows += [
-        (f"by torch: wrong or raised by {name}, {count} cases", float(found["num_wrong"].get(name, 0)), math.inf)
+        (f"by torch: wrong or raised by {name}, {count} cases", float(result["num_wrong"].get(name, 0)), math.inf)
         for name, count in torchs
     ]
-    rows.append((f"{ANY_ORDER}: wrong values, {num_any_order} cases", float(found["num_wrong"].get(ANY_ORDER, 0)), 0.0))
-    rows.append((f"{ANY_ORDER}: refused", float(found["num_refused"]), math.inf))
-    rows.append(("plans of these that were left to torch", float(found["num_left_to_torch"]), 0.0))
-    return [*rows, ("cases left unchecked, of 10,000", float(max(10_000 - sum(found["num_checked"].values()), 0)), 0.0)]
+    rows.append(
+        (f"{ANY_ORDER}: wrong values, {num_any_order} cases", float(result["num_wrong"].get(ANY_ORDER, 0)), 0.0)
+    )
+    rows.append((f"{ANY_ORDER}: refused", float(result["num_refused"]), math.inf))
+    rows.append(("plans of these that were left to torch", float(result["num_left_to_torch"]), 0.0))
+    return [
+        *rows,
+        ("cases left unchecked, of 10,000", float(max(10_000 - sum(result["num_checked"].values()), 0)), 0.0),
+    ]

@@ -176,7 +176,7 @@ def coverage(tables: list[pd.DataFrame]) -> float:
     return float(np.mean(held))
 
 
-def found(tables: list[pd.DataFrame], variant: str) -> float:
+def detected_share(tables: list[pd.DataFrame], variant: str) -> float:
     """The share of tables that call this variant slower."""
     return float(np.mean([table.set_index("variant")["verdict"][variant] == "slower" for table in tables]))
 
@@ -243,7 +243,7 @@ def main() -> list[Row]:
     rows.append(("versus, names redrawn", redrawn_calls(sweeps), 0.05))
     for variant, least in (("copy=7", -0.95), ("copy=6", -0.60)):
         name = f"slower by {100 * SLOWER[variant]:.0f} %, in fact {100 * slowdown(slower, variant):.1f} %"
-        rows.append((name, found(slower, variant), least))
+        rows.append((name, detected_share(slower, variant), least))
     rows.append(("intervals that hold the median of all copies", coverage(quiet), -0.90))
     rows.append(("memory of one variant first, last, alone: bytes", memory_difference(folder / "memory"), 0))
     return rows

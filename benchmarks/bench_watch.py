@@ -47,14 +47,14 @@ def main() -> list[Row]:
         out = Path(folder) / "watched.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
         subprocess.run([*command, "-m", "benchmarks.watch_ranks", str(out)], check=True, capture_output=True)
-        found = json.loads(out.read_text())
+        result = json.loads(out.read_text())
     for name in LOOPS:
         for what, at_most in (("cpu", AT_MOST), ("wall", math.inf)):
-            seconds = found[name][what]
+            seconds = result[name][what]
             rows += shares(f"{name}: watched, {what}", seconds["watched"], seconds["bare"], at_most)
             rows += shares(f"{name}: bare again, {what}", seconds["bare again"], seconds["bare"], math.inf)
         rows.append((f"{name}: step_ms", 1e3 * sum(seconds["bare"]) / len(seconds["bare"]) / BLOCK, math.inf))
-    trials = found["trials"]
+    trials = result["trials"]
     return [*rows, ("named", num_right(trials), -NUM_LATE), ("false", num_false(trials), 0.1 * NUM_QUIET)]
 
 

@@ -40,7 +40,7 @@ POLL_S = 0.02
 
 
 def judge(
-    fault: Fault, before: list[str], after: list[str], exit_code: int, said: str, late: bool, num_scenarios: int = 1
+    fault: Fault, before: list[str], after: list[str], exit_code: int, message: str, late: bool, num_scenarios: int = 1
 ) -> Counter[str]:
     """What of WRONG a launch shows by itself.
 
@@ -50,10 +50,10 @@ def judge(
         late: the fault came when the command had ended already.
     """
     kept = set(after)
-    wrong = Counter({"lost rows": sum(row not in kept for row in before), "tracebacks": "Traceback" in said})
+    wrong = Counter({"lost rows": sum(row not in kept for row in before), "tracebacks": "Traceback" in message})
     if late or fault.may_succeed:
         return +wrong
-    lines = [line for line in said.splitlines() if line.startswith("distbench:")]
+    lines = [line for line in message.splitlines() if line.startswith("distbench:")]
     sentences = [line for line in lines if not line.startswith("distbench: error: of ")]  # which were not measured
     wrong["exit code 0"] = int(exit_code == 0)
     if fault.names:
@@ -138,11 +138,11 @@ def run_one(number: int, fault: Fault, draw: random.Random) -> Run:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             launch.process.wait()
-        said = said_file.read_text(errors="replace")
+        message = said_file.read_text(errors="replace")
         num_scenarios = sum(not word.startswith("--") and "=" not in word for word in scenario)
-        wrong += judge(fault, before, launch.rows(), exit_code, said, late, num_scenarios)
+        wrong += judge(fault, before, launch.rows(), exit_code, message, late, num_scenarios)
         wrong["unreadable"] = sum(not _is_read(path) for path in launch.run_files)
-    last = " | ".join(line for line in said.splitlines() if line.startswith("distbench:"))
+    last = " | ".join(line for line in message.splitlines() if line.startswith("distbench:"))
     return Run(number, fault.name, " ".join(scenario), len(before), late, dict(+wrong), exit_code, last[:2000])
 
 

@@ -76,8 +76,8 @@ class Launch:
     @property
     def run_files(self) -> list[Path]:
         """The run files, as `report` would find them."""
-        found = self.out.rglob("*.jsonl")
-        return sorted(path for path in found if "logs" not in path.relative_to(self.out).parts)
+        result = self.out.rglob("*.jsonl")
+        return sorted(path for path in result if "logs" not in path.relative_to(self.out).parts)
 
     def rows(self) -> list[str]:
         """The whole lines of cases and passes in the run files."""

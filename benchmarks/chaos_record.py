@@ -30,8 +30,10 @@ class Run:
         what = ", ".join(f"{count} {name}" for name, count in self.wrong.items()) or "fine"
         late = ", too late" if self.late else ""
         rows = f"{self.num_rows} rows{late}"
-        said = self.said[:300]
-        return f"{self.number + 1}. {self.fault}, {self.scenario}, {rows}: {what}; exit code {self.exit_code}; {said}"
+        message = self.said[:300]
+        return (
+            f"{self.number + 1}. {self.fault}, {self.scenario}, {rows}: {what}; exit code {self.exit_code}; {message}"
+        )
 
 
 def new_file(seed: int) -> Path:

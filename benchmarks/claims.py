@@ -48,10 +48,10 @@ class Claim:
         """
         values = []
         for pattern in self.of:
-            found = [value for name, value, _ in rows if fnmatchcase(name, pattern)]
-            if not found:
+            result = [value for name, value, _ in rows if fnmatchcase(name, pattern)]
+            if not result:
                 raise ValueError(f"{self.promise}: no measurement is called {pattern}")
-            values += found
+            values += result
         text = self.figure.format(*values, least=min(values), most=max(values), total=sum(values))
         return text.replace("%", " %")
 
@@ -100,5 +100,5 @@ def detail(row: Row) -> str:
     """A measurement as a line of text, with what was promised."""
     name, measured, allowed = row
     bound = f"at least {-allowed:g}" if math.copysign(1, allowed) < 0 else f"at most {allowed:g}"
-    said = "" if math.isinf(allowed) else f"  ({bound})"
-    return f"  {'ok  ' if holds(row) else 'FAIL'} {name:<72} {measured:9.3f}{said}"
+    message = "" if math.isinf(allowed) else f"  ({bound})"
+    return f"  {'ok  ' if holds(row) else 'FAIL'} {name:<72} {measured:9.3f}{message}"

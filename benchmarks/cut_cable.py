@@ -50,8 +50,8 @@ def tried(folder: Path, is_before: bool, wanted: str) -> Iterator[str]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     for host, log in logs.items():
-        said = [line for line in log.read_text().splitlines() if "distbench:" in line]
-        yield from (f"{host}: {line}" for line in dict.fromkeys(said))
+        message = [line for line in log.read_text().splitlines() if "distbench:" in line]
+        yield from (f"{host}: {line}" for line in dict.fromkeys(message))
 
 
 def started(host: str, folder: Path, log: Path) -> "subprocess.Popen[bytes]":

@@ -78,23 +78,23 @@ def tried(fault: FaultyCall, folder: Path) -> Outcome:
     for pid in pids_with(token):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    printed, said = (path.read_text(errors="surrogateescape") for path in (out, err))
-    wrong += judge(fault, exit_code, printed, said)
+    printed, message = (path.read_text(errors="surrogateescape") for path in (out, err))
+    wrong += judge(fault, exit_code, printed, message)
     if fault.num_ok is not None:
         wrong += _kept(fault.num_ok, folder)
-    return Outcome(dict(+wrong), exit_code, said or printed, seconds)
+    return Outcome(dict(+wrong), exit_code, message or printed, seconds)
 
 
-def judge(fault: FaultyCall, exit_code: int, printed: str, said: str) -> Counter[str]:
+def judge(fault: FaultyCall, exit_code: int, printed: str, message: str) -> Counter[str]:
     """What of WRONG shows in the exit code, standard output and standard error."""
     wrong = Counter[str]()
-    lines = [line for line in said.splitlines() if line.strip()]
-    wrong["traceback"] = int("Traceback (most recent call last)" in said + printed)
+    lines = [line for line in message.splitlines() if line.strip()]
+    wrong["traceback"] = int("Traceback (most recent call last)" in message + printed)
     wrong["exit code"] = int(exit_code not in (fault.code if isinstance(fault.code, tuple) else (fault.code,)))
     # Lines are wrapped by click.
-    wrong["no sentence"] = int(not re.search(fault.says, " ".join((said + printed).split())))
+    wrong["no sentence"] = int(not re.search(fault.says, " ".join((message + printed).split())))
     wrong["too long"] = int(len(lines) > MAX_LINES or any(len(line) > MAX_CHARACTERS for line in lines))
-    wrong["raw"] = int(bool(CONTROL.search(said + printed)))
+    wrong["raw"] = int(bool(CONTROL.search(message + printed)))
     return +wrong
 
 
@@ -102,10 +102,10 @@ def _run(fault: FaultyCall, folder: Path, token: str, out: Path, err: Path) -> i
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_SIZE"))}
     environment |= {TOKEN: token, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
     environment["GOLD"] = str(ROOT / "tests" / "golden")
-    with out.open("wb") as printed, err.open("wb") as said:
+    with out.open("wb") as printed, err.open("wb") as errors:
         process = subprocess.Popen(
             ["bash", "-c", SHELL + fault.command],
-            stdin=subprocess.DEVNULL, stdout=printed, stderr=said, cwd=folder, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, cwd=folder, env=environment, start_new_session=True,
         )  # fmt: skip
         try:
             return process.wait(fault.timeout_s)

@@ -31,8 +31,8 @@ def drifting(num_launches: int, spread: float, correlation: float, draw: np.rand
 
 def reported(logs: Floats) -> bool:
     """Whether any case, or all together, changed."""
-    found = change_points(logs)
-    return bool(found.shared or any(found.own))
+    result = change_points(logs)
+    return bool(result.shared or any(result.own))
 
 
 def unchanged(logs: Floats) -> float:
@@ -43,15 +43,15 @@ def unchanged(logs: Floats) -> float:
 
 def placed(logs: Floats, num_windows: int, draw: np.random.Generator, is_shared: bool = False) -> float:
     """The share of windows in which a step is found within NEAR launches: of one case, or of all cases."""
-    found = 0
+    result = 0
     for start in draw.integers(logs.shape[1] - WINDOW + 1, size=num_windows).tolist():
         window = logs[:, start : start + WINDOW].copy()
         at, row = int(draw.integers(MIN_LAUNCHES, WINDOW - MIN_LAUNCHES + 1)), int(draw.integers(len(logs)))
         window[slice(None) if is_shared else row, at:] += np.log(STEP)
         changes = change_points(window)
         cuts = changes.shared if is_shared else changes.own[row]
-        found += any(abs(cut - at) <= NEAR for cut in cuts)
-    return found / num_windows
+        result += any(abs(cut - at) <= NEAR for cut in cuts)
+    return result / num_windows
 
 
 def figures(num_windows: int) -> dict[str, float]:

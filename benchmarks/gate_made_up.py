@@ -52,15 +52,15 @@ def noise(draw: np.random.Generator, num_launches: int, spread: Floats) -> Float
 
 def steady_among_noisy(num_trials: int, num_pairs: int = 5) -> float:
     """The share of comparisons that find the one steady case, which is slower; the others are noisy and unchanged."""
-    draw, found = np.random.default_rng(SEED), 0
+    draw, result = np.random.default_rng(SEED), 0
     spread = np.array([STEADY_SPREAD, *[SPREAD] * (NUM_CASES - 1)])
     for trial in range(num_trials):
         orders = [order_of(pair, SIDES, trial) for pair in range(num_pairs)]
         logs = noise(draw, 2 * num_pairs, spread)
         logs[[side.name == "b" for order in orders for side in order], 0] += np.log(SLOWDOWN)
         verdicts = {case.case_id: case.verdict for case in compared(logs, orders).cases}
-        found += verdicts["case-0"] == REGRESSION
-    return found / num_trials
+        result += verdicts["case-0"] == REGRESSION
+    return result / num_trials
 
 
 def disturbed(num_trials: int, is_tossed: bool, num_pairs: int = 10) -> float:

@@ -24,8 +24,8 @@ def pooled(series: RecordedSeries, window: Window, candidate: bool) -> Floats:
     fewest = min(len(of_case[index]) for of_case in all_samples for index in indexes)
 
     def samples(row: int, index: int) -> Floats:
-        found = np.asarray(all_samples[row][index])[:fewest]
-        return window.slowed(row, index, found) if candidate else found
+        result = np.asarray(all_samples[row][index])[:fewest]
+        return window.slowed(row, index, result) if candidate else result
 
     return np.array([np.concatenate([samples(row, index) for index in indexes]) for row in range(len(all_samples))])
 

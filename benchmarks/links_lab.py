@@ -135,7 +135,7 @@ class Lab:
         return record
 
     def _rank(self, rank: int, folder: Path, log: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
-        told = {
+        message = {
             "RANK": rank,
             "LOCAL_RANK": rank % RANKS_PER_HOST,
             "WORLD_SIZE": NUM_RANKS,
@@ -152,7 +152,7 @@ class Lab:
         with outputs[0] as output, outputs[1] as errors:
             return subprocess.Popen(
                 [*command, "--results", str(folder), "--json", *words],
-                env={**os.environ, **{name: str(value) for name, value in told.items()}},
+                env={**os.environ, **{name: str(value) for name, value in message.items()}},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,

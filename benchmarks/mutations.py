@@ -188,13 +188,13 @@ def traces() -> list[str]:
     }
     sizes = {"seq": 0, "group_size": 2, "dtype": "f32", "payload_bytes": 1000, "wire_bytes": 500}
     whose = {"owner": "layers.0", "owner_known": True, "source": "tp", "redistribution": "S(1)->R", "explicit": True}
-    found = [
+    result = [
         {"rank": rank, "step": step, "phase": phase, **call, **sizes, **whose, **times, "issued_s": begin + 0.01 * rank}
         for rank in range(2)
         for step in range(2)
         for phase, begin in (("forward", 0.0), ("backward", 0.01))
     ]
-    columns, rows = list(found[0]), [list(row.values()) for row in found]
+    columns, rows = list(result[0]), [list(row.values()) for row in result]
     phases = [
         [rank, step, phase, start, start + 0.1]
         for rank in range(2)

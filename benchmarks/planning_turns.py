@@ -43,7 +43,7 @@ def ratios(mesh_shape: tuple[int, ...], tensor_ndim: int, num_pairs: int) -> dic
     """torch's time over ours of each pair: "warm", "first", "cold"."""
     mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)
     order = random.Random(SEED)
-    found: dict[str, list[float]] = {"warm": [], "first": [], "cold": []}
+    result: dict[str, list[float]] = {"warm": [], "first": [], "cold": []}
     for pair in random_pairs(mesh_shape, tensor_ndim, num_pairs):
         plans = {
             "torch warm": partial(torch_warm, mesh, pair),
@@ -54,16 +54,16 @@ def ratios(mesh_shape: tuple[int, ...], tensor_ndim: int, num_pairs: int) -> dic
         }
         gc.collect()
         seconds = {name: plans[name]() for name in order.sample(list(plans), len(plans))}
-        for state, values in found.items():
+        for state, values in result.items():
             values.append(seconds["torch warm" if state == "warm" else "torch empty"] / seconds[state])
-    return found
+    return result
 
 
 def ratios_through_dtensor(mesh_shape: tuple[int, ...], tensor_ndim: int, num_pairs: int) -> list[float]:
     """The same, warm, of all that DTensor does for a plan that it does not have, our hook and translation included."""
     mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)
     order = random.Random(SEED)
-    found = []
+    result = []
     for pair in random_pairs(mesh_shape, tensor_ndim, num_pairs):
         specs = specs_of(mesh, pair)
 
@@ -74,8 +74,8 @@ def ratios_through_dtensor(mesh_shape: tuple[int, ...], tensor_ndim: int, num_pa
         sides = {"torch": partial(dtensor_plan, mesh, pair, plan), "ours": partial(our_hook, mesh, model, pair, plan)}
         gc.collect()
         seconds = {name: sides[name]() for name in order.sample(list(sides), len(sides))}
-        found.append(seconds["torch"] / seconds["ours"])
-    return found
+        result.append(seconds["torch"] / seconds["ours"])
+    return result
 
 
 def all_pairs_seconds(mesh_shape: tuple[int, ...], tensor_ndim: int) -> float:
@@ -185,13 +185,13 @@ def random_pairs(mesh_shape: tuple[int, ...], tensor_ndim: int, count: int) -> l
     rng = random.Random(SEED)
     sizes = [math.prod(mesh_shape) * factor for factor in (1, 2, 3)]
     tensors = [tuple(rng.choice(sizes) for _ in range(tensor_ndim)) for _ in range(NUM_TENSORS)]
-    found: list[Pair] = []
-    while len(found) < count:
+    result: list[Pair] = []
+    while len(result) < count:
         problem = Problem(mesh_shape, rng.choice(tensors), 2)
         source, target = random_ends(rng, problem)
         if source != target:
-            found.append((problem, source, target))
-    return found
+            result.append((problem, source, target))
+    return result
 
 
 def others_of(pair: Pair) -> list[Pair]:

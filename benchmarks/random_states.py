@@ -32,8 +32,8 @@ def spmd_shardings(names: Sequence[str]) -> list[Any]:
     """Every `TensorSharding` of a 2-D tensor: each axis over none or one of its dims, in every order."""
     import spmd_types as spmd
 
-    found = []
+    result = []
     for dims in product((None, 0, 1), repeat=len(names)):
         sharded = [[name for name, dim in zip(names, dims, strict=True) if dim == number] for number in (0, 1)]
-        found += [spmd.TensorSharding(*orders) for orders in product(*(list(permutations(axes)) for axes in sharded))]
-    return found
+        result += [spmd.TensorSharding(*orders) for orders in product(*(list(permutations(axes)) for axes in sharded))]
+    return result

@@ -46,8 +46,8 @@ def _in_parts(job: Job) -> RecordedSteps:
         question = json.dumps([job.to_record()])
         done = subprocess.run(command, input=question, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
         (answers,) = json.loads(done.stdout)
-        found = [one for answer in answers if "file" in answer for one in load_recordings(Path(answer["file"]))]
-    return RecordedSteps(found, {one["label"]: one["left_out"] for one in answers if "left_out" in one})
+        result = [one for answer in answers if "file" in answer for one in load_recordings(Path(answer["file"]))]
+    return RecordedSteps(result, {one["label"]: one["left_out"] for one in answers if "left_out" in one})
 
 
 def collectives_that_differ() -> int:
@@ -57,11 +57,11 @@ def collectives_that_differ() -> int:
     names = [name for name, cases in cases_of.items() if any(case.startswith("step/") for case in cases)]
     jobs = jobs_of(Request(tuple(names), device="cpu", quick=True, full_mesh=True), None)
     differing = compared = 0
-    for job, (found, left_out) in _recorded(jobs):
+    for job, (result, left_out) in _recorded(jobs):
         name = job.scenario
         cases = _exchanged(job) if name in EXCHANGED else cases_of[name]
         theirs = {case.rpartition(name)[2].removeprefix("/"): paths for case, paths in cases.items()}
-        for recording in (one for one in found if one.head.rank == 0 and DROPLESS not in one.head.variant):
+        for recording in (one for one in result if one.head.rank == 0 and DROPLESS not in one.head.variant):
             ours = counted([one._asdict() for one in recording.collectives])
             # A CPU skips offload, which communicates as the plain plan does.
             other = theirs[recording.head.variant.replace("cpu_offload", "plain")]

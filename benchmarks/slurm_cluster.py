@@ -148,12 +148,12 @@ class SlurmCluster:
 
     def pids(self) -> list[int]:
         """Processes of this host that were started with this cluster's settings: jobs, and who watches them."""
-        found, settings = [], f"SLURM_CONF={self.variables['SLURM_CONF']}".encode()
+        result, settings = [], f"SLURM_CONF={self.variables['SLURM_CONF']}".encode()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
                 if settings in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
-        return found
+                    result.append(int(path.parent.name))
+        return result
 
     def _start(self, program: str, *options: str, key: str = "") -> None:
         with (self.folder / f"{key or program}.out").open("wb") as output:

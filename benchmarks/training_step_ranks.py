@@ -30,7 +30,7 @@ def compare(name: str, parameters: dict[str, Any], context: RankContext) -> dict
     """Median seconds of a step for each side and turn, and how many plans were ours."""
     step = TrainingStep(load_scenario(SCENARIOS / f"{name}.py", name)(**parameters), context)
     meter, rng = meter_of(context, SAMPLES), random.Random(SEED)
-    found: dict[str, Any] = {side: [] for side in SIDES}
+    result: dict[str, Any] = {side: [] for side in SIDES}
     assert context.profile is not None
     for _ in range(TURNS):
         for side in rng.sample(SIDES, len(SIDES)):
@@ -39,10 +39,10 @@ def compare(name: str, parameters: dict[str, Any], context: RankContext) -> dict
             ours = calibrated_planning(context.profile) if side == "ours" else contextlib.nullcontext()
             with ours as counts:
                 estimate_s = meter.warm_up(step, WARM_UP)
-                found[side].append(median(meter.measure(step, step.phases, estimate_s).samples_s))
+                result[side].append(median(meter.measure(step, step.phases, estimate_s).samples_s))
             if counts is not None:
-                found["plans"] = {"ours": counts.ours, "left to torch": counts.left_to_torch}
-    return found
+                result["plans"] = {"ours": counts.ours, "left to torch": counts.left_to_torch}
+    return result
 
 
 def main(mesh_text: str, out: Path) -> None:

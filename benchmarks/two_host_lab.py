@@ -45,8 +45,8 @@ def two_hosts(megabits_per_s: int | None = None) -> Iterator[Mapping[str, str]]:
 
 def lose(host: str) -> None:
     """Kill whatever runs on a host."""
-    found = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False).stdout
-    for pid in map(int, found.split()):
+    result = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False).stdout
+    for pid in map(int, result.split()):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

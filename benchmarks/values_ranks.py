@@ -53,14 +53,14 @@ ANY_ORDER_BATCHES, TORCHS_BATCHES = 41, 42
 
 def meshes() -> list[DeviceMesh]:
     """Each shape twice: the second time with all its mesh dims flattened into one, which torch's own paths use."""
-    found = []
+    result = []
     for shape in MESHES:
         for flattened in (False, True)[: len(shape)]:
-            names = tuple(f"{'f' if flattened else 'm'}{len(found)}_{number}" for number in range(len(shape)))
-            found.append(init_device_mesh("cpu", shape, mesh_dim_names=names))
+            names = tuple(f"{'f' if flattened else 'm'}{len(result)}_{number}" for number in range(len(shape)))
+            result.append(init_device_mesh("cpu", shape, mesh_dim_names=names))
             if flattened:
-                found[-1][names]._flatten(f"flat{len(found)}")
-    return found
+                result[-1][names]._flatten(f"flat{len(result)}")
+    return result
 
 
 def random_profile(mesh: DeviceMesh, rng: random.Random) -> Profile:
@@ -204,18 +204,18 @@ def main(num_cases: int, out: Path) -> None:
     """Check the cases; rank 0 writes how many there were of each way and which were wrong on any rank."""
     calm_scheduler("cpu")
     dist.init_process_group("gloo")
-    found = meshes()
+    result = meshes()
     checked: Counter[str] = Counter()
     num_left = 0
     mine: list[tuple[str, str]] = []
     refused: list[str] = []
     num_ours = num_cases // BATCH
     for number in range(num_ours + ANY_ORDER_BATCHES + TORCHS_BATCHES):
-        rng, mesh = random.Random(f"{SEED}/{number}"), found[number % len(found)]
+        rng, mesh = random.Random(f"{SEED}/{number}"), result[number % len(result)]
         way = ("calibrated", "calibrated+native", "direct", "library")[number % 4]
         if number >= num_ours + ANY_ORDER_BATCHES:
             # Each mesh by each of torch's planners.
-            way = TORCHS[number // len(found) % len(TORCHS)]
+            way = TORCHS[number // len(result) % len(TORCHS)]
         elif number >= num_ours:
             way, mesh = ANY_ORDER, mesh_in_any_order(number, rng)
         with contextlib.ExitStack() as stack:

@@ -59,7 +59,7 @@ def blocks(step: Callable[[], None]) -> dict[str, dict[str, list[float]]]:
     A watched block has one sampled step, its last.
     """
     rng = random.Random(SEED)
-    found = {what: {side: list[float]() for side in SIDES} for what in ("wall", "cpu")}
+    result = {what: {side: list[float]() for side in SIDES} for what in ("wall", "cpu")}
     with quiet(), distbench.watch(every=BLOCK) as watch:
         for _ in range(2 * BLOCK):
             step()
@@ -73,11 +73,11 @@ def blocks(step: Callable[[], None]) -> dict[str, dict[str, list[float]]]:
                     if side == "watched":
                         watch.step()
                 dist.barrier()
-                found["wall"][side].append(time.monotonic() - start_s)
+                result["wall"][side].append(time.monotonic() - start_s)
                 cpu = torch.tensor(time.process_time() - cpu_s)
                 dist.all_reduce(cpu)
-                found["cpu"][side].append(float(cpu))
-    return found
+                result["cpu"][side].append(float(cpu))
+    return result
 
 
 def trials(step: Callable[[], None]) -> list[dict[str, Any]]:
@@ -107,9 +107,9 @@ def main(out: Path) -> None:
     calm_scheduler("cpu")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     of_ddp = ddp()
-    found: dict[str, Any] = {"DDP": blocks(of_ddp), "FSDP2 x TP": blocks(fsdp_and_tp(mesh)), "trials": trials(of_ddp)}
+    result: dict[str, Any] = {"DDP": blocks(of_ddp), "FSDP2 x TP": blocks(fsdp_and_tp(mesh)), "trials": trials(of_ddp)}
     if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -32,8 +32,8 @@ class Outcomes:
     def pytest_runtest_logreport(self, report: Any) -> None:
         """A test's call, or what kept it from being called."""
         if report.when == "call" or report.outcome != "passed":
-            said = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-            self.rows.append((report.nodeid, report.outcome, report.duration, said))
+            message = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+            self.rows.append((report.nodeid, report.outcome, report.duration, message))
             self.on_row(self.rows)
 
 
@@ -44,12 +44,12 @@ def text_of(rows: Sequence[Row], machine: str, when: str) -> str:
     )
     lines = ["# GPU tests of distbench", "", f"{when}: {counts}", "", "```", *machine.splitlines(), "```", ""]
     lines += ["| test | outcome | s | |", "|---|---|---|---|"]
-    for name, outcome, seconds, said in rows:
-        why = said.replace("|", "\\|") if outcome == "skipped" else ""
+    for name, outcome, seconds, message in rows:
+        why = message.replace("|", "\\|") if outcome == "skipped" else ""
         lines.append(f"| {name} | {outcome} | {seconds:.1f} | {why} |")
-    for name, outcome, _, said in rows:
+    for name, outcome, _, message in rows:
         if outcome == "failed":
-            lines += ["", f"## {name}", "", "```", *said.splitlines()[-MAX_LINES:], "```"]
+            lines += ["", f"## {name}", "", "```", *message.splitlines()[-MAX_LINES:], "```"]
     return "\n".join([*lines, ""])
 
 
@@ -57,12 +57,12 @@ def main(arguments: Sequence[str]) -> int:
     """pytest's exit code; 2 where no test ran."""
     doctor = [sys.executable, "-m", "distbench", "doctor", "--verbose"]
     environment = {**os.environ, "COLUMNS": "120"}
-    told = subprocess.run(doctor, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    message = subprocess.run(doctor, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     REPORT.parent.mkdir(exist_ok=True)
 
     def write(rows: Sequence[Row]) -> None:
-        REPORT.write_text(text_of(rows, told.stdout or told.stderr, when), encoding="utf-8")
+        REPORT.write_text(text_of(rows, message.stdout or message.stderr, when), encoding="utf-8")
 
     outcomes = Outcomes(write)
     write([])

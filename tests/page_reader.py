@@ -43,18 +43,18 @@ class SeenPage(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
+        result = {name: value or "" for name, value in attrs}
         if tag not in VOID:
             self.open.append(tag)
         self.num_pictures += tag == "svg"
-        self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"][1:]] if tag == "a" and found["href"].startswith("#") else []
-        refers = [found[name] for name in FETCHING if name in found]
+        self.ids += [result["id"]] if "id" in result else []
+        self.links += [result["href"][1:]] if tag == "a" and result["href"].startswith("#") else []
+        refers = [result[name] for name in FETCHING if name in result]
         self.fetched += [link for link in refers if not link.startswith(("#", "data:"))]
-        self.fetched += re.findall(r"url\((?!#)[^)]*\)", found.get("style", ""))
-        self.fetched += [f"{tag} {name}" for name in found if name.startswith("on")]
-        if found.get("http-equiv") == "Content-Security-Policy":
-            self.policy = found["content"]
+        self.fetched += re.findall(r"url\((?!#)[^)]*\)", result.get("style", ""))
+        self.fetched += [f"{tag} {name}" for name in result if name.startswith("on")]
+        if result.get("http-equiv") == "Content-Security-Policy":
+            self.policy = result["content"]
         match tag:
             case "script":
                 self.scripts.append("")

@@ -121,13 +121,13 @@ def measured(call: Any, device: torch.device, on: Callable[[], Any], starts_on: 
     if meter.start is not None:
         meter = replace(meter, start=StartOnShapes(meter.start, on))  # type: ignore[arg-type]
     samples = meter.measure(run, getattr(call, "phases", ()), 0.01)
-    found = {"samples_s": samples.samples_s, "phases": sorted(samples.phases_s), "isolated_s": samples.isolated_s}
-    return found | ({"num_started": meter.start.num_started} if meter.start else {})  # type: ignore[attr-defined]
+    result = {"samples_s": samples.samples_s, "phases": sorted(samples.phases_s), "isolated_s": samples.isolated_s}
+    return result | ({"num_started": meter.start.num_started} if meter.start else {})  # type: ignore[attr-defined]
 
 
 def of_steps(job: Job) -> dict[str, Any]:
     """Each variant's step: what it communicates and in which order it waits, then its time and memory by the seam."""
-    function, found = load_scenario(Path(job.file), job.scenario), {}
+    function, result = load_scenario(Path(job.file), job.scenario), {}
     plain = recorded_step._run
     for variant in job.variants:
         label = variant_label(job, variant).partition("/")[2]
@@ -137,7 +137,7 @@ def of_steps(job: Job) -> dict[str, Any]:
             step: Any, context: RankContext, shapes: ShapesOnly, values: Any, recorder: Recorder, into: Any = facts
         ) -> None:
             plain(step, context, shapes, values, recorder)
-            if found:
+            if result:
                 return  # one variant of a scenario tells how the others are measured
 
             num_events, recorder.tracker = len(recorder.events), None
@@ -164,14 +164,14 @@ def of_steps(job: Job) -> dict[str, Any]:
         try:
             recorded = recorded_step.recorded(function(**variant), job.scenario, label, job.mesh)
         except UserError as error:
-            found[label] = {"left_out": str(error)}
+            result[label] = {"left_out": str(error)}
             continue
         finally:
             recorded_step._run = plain
         recording = recorded.recording
         events = [[type(event).__name__, *event] for event in recording.step]
-        found[label] = {**facts, "events": events, "collectives": [one._asdict() for one in recording.collectives]}
-    return found
+        result[label] = {**facts, "events": events, "collectives": [one._asdict() for one in recording.collectives]}
+    return result
 
 
 def groups_with_values(meshes: Any, plain: Any = module_attribution.mesh_dims_by_ranks) -> Any:
@@ -188,7 +188,7 @@ def planned_with_values(*given: Any, plain: Any = redistribution.exchange_betwee
 
 def of_cases(job: Job, every: int) -> dict[str, Any]:
     """Some cases of a scenario without a model, opened and timed as the runner does."""
-    function, found = load_scenario(Path(job.file), job.scenario), {}
+    function, result = load_scenario(Path(job.file), job.scenario), {}
     device, shapes = torch.device(DEVICE_TYPE, 0), ShapesOnly()
 
     @contextlib.contextmanager
@@ -206,18 +206,18 @@ def of_cases(job: Job, every: int) -> dict[str, Any]:
                     with on():
                         opened_case = opened.enter_context(case_spec.open())
                 except (NeedsValues, Skipped) as error:
-                    found[case_spec.case.id] = {"left_out": str(error)}
+                    result[case_spec.case.id] = {"left_out": str(error)}
                     continue
                 try:
                     facts = measured(opened_case.call, device, on, opened_case.starts_on)
                 except Exception as error:  # the laboratory has what torch gets wrong
-                    found[case_spec.case.id] = {"left_out": str(error)}
+                    result[case_spec.case.id] = {"left_out": str(error)}
                     continue
                 # Collectives of fake tensors are operators only.
                 with on(), by_dispatch_mode():
                     rows = communications_of(opened_case.call, opened_case.phases, ParallelPlan(), context)
-            found[case_spec.case.id] = {**facts, "collectives": [asdict(row) for row in rows]}
-    return found
+            result[case_spec.case.id] = {**facts, "collectives": [asdict(row) for row in rows]}
+    return result
 
 
 def some_of(cases: list[Any], every: int) -> list[Any]:
@@ -242,18 +242,18 @@ def main(jobs: Path, every: int, without_steps: tuple[str, ...]) -> None:
     module_attribution.mesh_dims_by_ranks = groups_with_values
     redistribution.exchange_between = planned_with_values
     device = seam.select_device(DEVICE_TYPE)
-    found: dict[str, Any] = {"facts": seam.device_facts(device), "current": seam.Accelerator.current().type}  # type: ignore[union-attr]
+    result: dict[str, Any] = {"facts": seam.device_facts(device), "current": seam.Accelerator.current().type}  # type: ignore[union-attr]
     with contextlib.redirect_stdout(sys.stderr):
         for job in given:
             try:
                 if job.scenario in without_steps:
-                    found[job.scenario] = of_cases(job, every)
+                    result[job.scenario] = of_cases(job, every)
                 else:
-                    found[job.scenario] = of_steps(job)
+                    result[job.scenario] = of_steps(job)
             except Exception:
-                found[job.scenario] = {"failed": traceback.format_exc()}
-    found["on_cpu"] = {job.scenario: exchanged_on_cpu(job) for job in given if job.scenario in EXCHANGED}
-    print(json.dumps(found, default=str))
+                result[job.scenario] = {"failed": traceback.format_exc()}
+    result["on_cpu"] = {job.scenario: exchanged_on_cpu(job) for job in given if job.scenario in EXCHANGED}
+    print(json.dumps(result, default=str))
 
 
 if __name__ == "__main__":

@@ -95,13 +95,13 @@ def _wanted(lib: Path) -> dict[str, dict[str, Symbol]]:
 
 def _libraries_of_versions(path: Path) -> dict[str, str]:
     """Symbol version, such as libcudart.so.13, to the library that a file wants it from."""
-    library, found = "", {}
+    library, result = "", {}
     for line in _output("readelf", "-VW", str(path)).splitlines():
         if match := re.search(r"File: (\S+)", line):
             library = match[1]
         elif match := re.search(r"Name: (\S+)\s+Flags: .*Version: (\d+)", line):
-            found[match[1]] = library
-    return found
+            result[match[1]] = library
+    return result
 
 
 def _compile(library: str, symbols: dict[str, Symbol], lib: Path, work: Path) -> None:

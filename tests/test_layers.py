@@ -204,12 +204,12 @@ def cycle_in(graph: dict[str, set[str]]) -> list[str] | None:
             return [*trail[trail.index(node) :], node]
         if node not in done:
             for other in sorted(graph[node]):
-                if found := visit(other, [*trail, node]):
-                    return found
+                if result := visit(other, [*trail, node]):
+                    return result
             done.add(node)
         return None
 
-    return next((found for node in sorted(graph) if (found := visit(node, []))), None)
+    return next((result for node in sorted(graph) if (result := visit(node, []))), None)
 
 
 def test_a_cycle_is_found() -> None:

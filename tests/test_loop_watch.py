@@ -111,44 +111,44 @@ def test_on_an_accelerator_the_files_are_recommended(fake_group: Any, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def found(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def watched(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("watched") / "found.json"
     done = ranks.torchrun(4, ROOT / "tests" / "ranks" / "watched_loops.py", out)
     assert done.returncode == 0, done.stderr
     return {**json.loads(out.read_text()), "folder": out.parent}
 
 
-def named(found: Any, name: str) -> set[tuple[str, str]]:
-    return {(rank, group) for rank, group, *_ in found[name]["late"]}
+def named(watched: Any, name: str) -> set[tuple[str, str]]:
+    return {(rank, group) for rank, group, *_ in watched[name]["late"]}
 
 
 @pytest.mark.long
-def test_the_sleeping_rank_is_named_while_the_loop_runs_and_at_its_end(found: Any) -> None:
-    assert named(found, "sleeper") == {("rank 2", "0-3")}
-    ((*_, late_s),) = found["sleeper"]["late"]
+def test_the_sleeping_rank_is_named_while_the_loop_runs_and_at_its_end(watched: Any) -> None:
+    assert named(watched, "sleeper") == {("rank 2", "0-3")}
+    ((*_, late_s),) = watched["sleeper"]["late"]
     assert 0.03 < late_s < 0.3
-    first, *_ = found["sleeper"]["printed"].splitlines()
+    first, *_ = watched["sleeper"]["printed"].splitlines()
     assert re.match(r"watch: step (16|18|20|22): FAIL: rank 2 \(host ", first)  # when the others have sent 8 samples
 
 
 @pytest.mark.long
-def test_late_ranks_of_two_mesh_dims_are_named_and_their_partners_are_not(found: Any) -> None:
-    assert named(found, "2-D") == {("rank 1", "tp 0-1"), ("rank 2", "dp 0,2")}
+def test_late_ranks_of_two_mesh_dims_are_named_and_their_partners_are_not(watched: Any) -> None:
+    assert named(watched, "2-D") == {("rank 1", "tp 0-1"), ("rank 2", "dp 0,2")}
 
 
 @pytest.mark.long
-def test_work_after_the_last_collective_of_ddp_makes_a_rank_late(found: Any) -> None:
-    assert named(found, "ddp") == {("rank 2", "0-3")}
+def test_work_after_the_last_collective_of_ddp_makes_a_rank_late(watched: Any) -> None:
+    assert named(watched, "ddp") == {("rank 2", "0-3")}
 
 
 @pytest.mark.long
-def test_an_exception_on_a_rank_ends_its_watch_and_no_rank_waits(found: Any) -> None:
-    assert "watch: FAIL: rank 1" in found["raised"]["printed"] and found["raised"]["took_s"] < 8
+def test_an_exception_on_a_rank_ends_its_watch_and_no_rank_waits(watched: Any) -> None:
+    assert "watch: FAIL: rank 1" in watched["raised"]["printed"] and watched["raised"]["took_s"] < 8
 
 
 @pytest.mark.long
-def test_rank_0_does_not_wait_long_for_a_rank_that_stays_in_the_block(found: Any) -> None:
-    assert named(found, "leaves late") == {("rank 1", "0-3")} and found["leaves late"]["took_s"] < 5
+def test_rank_0_does_not_wait_long_for_a_rank_that_stays_in_the_block(watched: Any) -> None:
+    assert named(watched, "leaves late") == {("rank 1", "0-3")} and watched["leaves late"]["took_s"] < 5
 
 
 @pytest.mark.long
@@ -158,30 +158,30 @@ def test_a_model_that_outlives_its_process_group_ends_without_a_deadlock(ranks: 
 
 
 @pytest.mark.long
-def test_ranks_that_step_less_often_are_compared_over_the_common_steps(found: Any) -> None:
-    ((*_, num_samples, _),) = found["uneven"]["late"]
-    assert named(found, "uneven") == {("rank 0", "0-3")} and num_samples == 7
+def test_ranks_that_step_less_often_are_compared_over_the_common_steps(watched: Any) -> None:
+    ((*_, num_samples, _),) = watched["uneven"]["late"]
+    assert named(watched, "uneven") == {("rank 0", "0-3")} and num_samples == 7
 
 
 @pytest.mark.long
-def test_a_step_after_the_block_is_refused(found: Any) -> None:
-    assert found["after"].startswith("watch.step() was called outside of its `with distbench.watch(...)` block")
+def test_a_step_after_the_block_is_refused(watched: Any) -> None:
+    assert watched["after"].startswith("watch.step() was called outside of its `with distbench.watch(...)` block")
 
 
 @pytest.mark.long
-def test_too_few_steps_are_unknown(found: Any) -> None:
-    assert "UNKNOWN: 2 sampled steps of group 0-3 are too few; 4 are needed" in found["few"]["printed"]
-    assert "UNKNOWN: no group of ranks has sampled steps." in found["no step"]["printed"]
+def test_too_few_steps_are_unknown(watched: Any) -> None:
+    assert "UNKNOWN: 2 sampled steps of group 0-3 are too few; 4 are needed" in watched["few"]["printed"]
+    assert "UNKNOWN: no group of ranks has sampled steps." in watched["no step"]["printed"]
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
 @pytest.mark.long
-def test_the_command_names_the_late_rank_of_real_dumps_of_flight_recorder(found: Any, form: str) -> None:
-    done = CliRunner().invoke(main, ["watch", str(found["folder"] / form), "--ranks-per-host", "4", "--json"])
+def test_the_command_names_the_late_rank_of_real_dumps_of_flight_recorder(watched: Any, form: str) -> None:
+    done = CliRunner().invoke(main, ["watch", str(watched["folder"] / form), "--ranks-per-host", "4", "--json"])
     assert done.exit_code == 1, done.output
     late = {(each["rank"], each["group"]): each["late_s"] for each in json.loads(done.output)["late"]}
     assert 0.005 < late["rank 3", "recorded 0-3"] < 0.05
-    unknown = CliRunner().invoke(main, ["watch", str(found["folder"] / form)])
+    unknown = CliRunner().invoke(main, ["watch", str(watched["folder"] / form)])
     assert unknown.exit_code == 3 and "the files have no hosts, whose clocks differ" in unknown.output
-    quiet = CliRunner().invoke(main, ["watch", str(found["folder"] / form), "-q"])
+    quiet = CliRunner().invoke(main, ["watch", str(watched["folder"] / form), "-q"])
     assert (quiet.exit_code, quiet.output) == (3, "")

@@ -133,10 +133,10 @@ class Tiers:
     def pytest_collection(self) -> Iterator[object]:
         """What is imported by now stays: looking for garbage in it, again and again, is a tenth of the fast tier."""
         gc.disable()
-        found = yield
+        result = yield
         gc.freeze()
         gc.enable()
-        return found
+        return result
 
     def pytest_sessionfinish(self) -> None:
         gc.unfreeze()  # else libraries count at the end what nobody gave back

@@ -39,9 +39,9 @@ from benchmarks.prose import comments_of_source, findings_of_text, prose_of_page
     ],
 )
 def test_a_phrase_is_found_with_its_plain_form(rule: str, text: str, phrase: str, plain: str | None) -> None:
-    found = [words[1:] for words in findings_of_text(text) if words[1] == rule]
-    assert [words[:2] for words in found] == [(rule, phrase)]
-    assert plain in (None, found[0][2])
+    result = [words[1:] for words in findings_of_text(text) if words[1] == rule]
+    assert [words[:2] for words in result] == [(rule, phrase)]
+    assert plain in (None, result[0][2])
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,11 @@ def test_a_check_says_what_is_wrong_in_its_own_words_or_where_its_assert_stands(
     [(3.5, "returned float"), ((nothing, nothing, nothing), "a tuple of function, function"), ((nothing, 7), "int")],
 )
 def test_what_cannot_be_timed_is_told_in_one_sentence(made: object, named: str) -> None:
-    with pytest.raises(UserError, match=r"^call 'mine': its function returned .*return the function to time") as told:
+    with pytest.raises(
+        UserError, match=r"^call 'mine': its function returned .*return the function to time"
+    ) as message:
         opened(lambda mesh: made)
-    assert named in str(told.value)
+    assert named in str(message.value)
 
 
 def test_a_check_that_answers_neither_yes_nor_no_is_refused() -> None:

@@ -36,12 +36,12 @@ def found(one: DTensorOperator) -> list[str | None]:
     with fake_ranks({"dp_shard": 2, "tp": 2}) as mesh:
         group: Any = torch.distributed.group.WORLD
         context = RankContext(0, torch.device("cpu"), mesh, "gloo", group, seed=1)
-        said = []
+        message = []
         for case_spec in operator_cases(Scenario(operators=(one,)), context):
             with case_spec.open() as opened_case:
                 opened_case.call(no_stamp)
-                said.append(opened_case.check())
-    return said
+                message.append(opened_case.check())
+    return message
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_result_and_gradients_are_held_against_one_device() -> None:
     (wrong, _) = found(operator(one_device=lambda x: x * 2 + 0.001))
     assert wrong is not None and wrong.startswith("the result differs from one device's by 1.0e-03")
     detached = found(operator(one_device=lambda x: x + x.detach()))
-    assert all(said is not None and "the gradient of input 0 differs" in said for said in detached)
+    assert all(message is not None and "the gradient of input 0 differs" in message for message in detached)
 
 
 def row(planner: str, pays: str, wire_bytes: int, median_s: float) -> dict[str, Any]:

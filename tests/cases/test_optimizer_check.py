@@ -291,8 +291,8 @@ def test_a_plain_tensor_of_a_shard_is_compared_with_that_part(context: RankConte
 
 
 def test_options_scales_copies_and_decay_are_told_from_each_other() -> None:
-    [told] = of_options({"w": {"lr": 1.0}}, [{"w": {"lr": 1.0}}, {"w": {"lr": 2.0}}])
-    assert "lr of w is 2.0 on rank 1 and 1.0 on one device" in told
+    [message] = of_options({"w": {"lr": 1.0}}, [{"w": {"lr": 1.0}}, {"w": {"lr": 2.0}}])
+    assert "lr of w is 2.0 on rank 1 and 1.0 on one device" in message
     assert not [*of_options({"w": {"lr": 1.0}}, [{"w": {"lr": 1.0}}] * 2)]
     assert "one device has w in a parameter group, but the parallel model does not" in next(
         of_options({"w": {}, "v": {}}, [{"v": {}}])

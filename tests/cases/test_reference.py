@@ -97,9 +97,9 @@ def test_on_one_device_no_gradient_outlives_its_place_in_backward(contexts: list
 def test_what_is_the_same_differs_by_nothing(contexts: list[RankContext]) -> None:
     scenario = scenario_of()
     model, loss = whole_step(scenario, contexts[0])
-    found = compare(model, loss, reference_of(scenario, contexts[0]), contexts[0])
-    assert found.loss.apart == 0 and len(found.gradients) == LAYERS
-    assert all(one.apart == 0 < one.size for one in found.gradients.values())
+    result = compare(model, loss, reference_of(scenario, contexts[0]), contexts[0])
+    assert result.loss.apart == 0 and len(result.gradients) == LAYERS
+    assert all(one.apart == 0 < one.size for one in result.gradients.values())
 
 
 def test_what_the_plan_multiplies_gradients_by_leaves_the_reference_alone(contexts: list[RankContext]) -> None:
@@ -111,8 +111,8 @@ def test_what_the_plan_multiplies_gradients_by_leaves_the_reference_alone(contex
         parameter.grad *= 2
     reference = reference_of(scenario, contexts[0])
     before = {name: gradient.clone() for name, gradient in reference.gradients.items()}
-    found = compare(model, loss, reference, contexts[0], gradient_scale=2.0)
-    assert all(one.apart == 0 for one in found.gradients.values())
+    result = compare(model, loss, reference, contexts[0], gradient_scale=2.0)
+    assert all(one.apart == 0 for one in result.gradients.values())
     assert all(torch.equal(before[name], gradient) for name, gradient in reference.gradients.items())
 
 
@@ -134,8 +134,8 @@ def test_what_backward_reaches_in_two_parts_is_added_up(contexts: list[RankConte
 
     scenario = scenario_of(Shared)
     model, loss = whole_step(scenario, contexts[0])
-    found = compare(model, loss, reference_of(scenario, contexts[0]), contexts[0])
-    assert all(one.apart < 1e-6 * one.size for one in found.gradients.values())
+    result = compare(model, loss, reference_of(scenario, contexts[0]), contexts[0])
+    assert all(one.apart < 1e-6 * one.size for one in result.gradients.values())
 
 
 def test_the_loss_alone_needs_no_gradients(contexts: list[RankContext]) -> None:
@@ -143,5 +143,5 @@ def test_the_loss_alone_needs_no_gradients(contexts: list[RankContext]) -> None:
     model, loss = whole_step(scenario, contexts[0])
     reference = reference_of(scenario, contexts[0], with_gradients=False)
     assert not reference.gradients
-    found = compare(model, loss, reference, contexts[0], gradient_scale=None)
-    assert found.loss.apart == 0 and not found.gradients
+    result = compare(model, loss, reference, contexts[0], gradient_scale=None)
+    assert result.loss.apart == 0 and not result.gradients

@@ -79,9 +79,9 @@ def scenario_of(model: Any = Keys, dtype: torch.dtype = torch.float32, **plan: A
     )
 
 
-def gradient(allowance: Allowance, name: str, **found: Difference) -> Finding:
+def gradient(allowance: Allowance, name: str, **result: Difference) -> Finding:
     """What is judged of one gradient among others that are right."""
-    findings = allowance.judged(Differences(1.0, RIGHT, {name: found.pop(name), **found}))
+    findings = allowance.judged(Differences(1.0, RIGHT, {name: result.pop(name), **result}))
     return next(finding for finding in findings if finding.what == f"the gradient of {name}")
 
 
@@ -140,34 +140,34 @@ def test_sums_over_more_ranks_cost_more(context: RankContext) -> None:
 
 def test_a_gradient_that_is_nothing_is_held_against_the_largest() -> None:
     """A ViT's key bias, as seen: 9e-9 where the largest gradient is 3, and as much off."""
-    found = {"bias": Difference(1e-8, 9e-9), "weight": Difference(1e-7, 3.0)}
-    finding = gradient(BASE, "weight", **found)
+    result = {"bias": Difference(1e-8, 9e-9), "weight": Difference(1e-7, 3.0)}
+    finding = gradient(BASE, "weight", **result)
     assert not finding.is_wrong
     in_bf16 = replace(BASE, rounding=Rounding("computing in bf16", 0.0, {"bias": 2e-4, "weight": 3e-2}, 0.0))
-    found = {"bias": Difference(3e-4, 9e-9), "weight": Difference(3e-2, 3.0)}
-    assert not any(finding.is_wrong for finding in in_bf16.judged(Differences(1.0, RIGHT, found)))
-    found["bias"] = Difference(0.2, 9e-9)
-    told = str(gradient(in_bf16, "bias", **found))
-    assert "relative to the largest gradient" in told and "6.67e-02" in told
+    result = {"bias": Difference(3e-4, 9e-9), "weight": Difference(3e-2, 3.0)}
+    assert not any(finding.is_wrong for finding in in_bf16.judged(Differences(1.0, RIGHT, result)))
+    result["bias"] = Difference(0.2, 9e-9)
+    message = str(gradient(in_bf16, "bias", **result))
+    assert "relative to the largest gradient" in message and "6.67e-02" in message
 
 
 @pytest.mark.parametrize("share", [1.0, 1e-2, 1e-4])
 @pytest.mark.parametrize("factor", [0.5, 2.0, 0.99])
 def test_a_small_gradient_is_not_hidden_by_a_large_one(share: float, factor: float) -> None:
     measured = replace(BASE, rounding=Rounding("x", 0.0, {"norm": share * 1e-6, "weight": 1e-6}, 0.0))
-    found = {"norm": Difference(share * abs(1 - factor), share), "weight": Difference(1e-6, 1.0)}
-    assert gradient(BASE, "norm", **found).is_wrong and gradient(measured, "norm", **found).is_wrong
+    result = {"norm": Difference(share * abs(1 - factor), share), "weight": Difference(1e-6, 1.0)}
+    assert gradient(BASE, "norm", **result).is_wrong and gradient(measured, "norm", **result).is_wrong
 
 
 def test_an_error_within_this_models_own_rounding_is_allowed_and_the_next_is_not() -> None:
     """Qwen3, as seen: 1.17e-5 where one device's f32 is 1.35e-5 from its f64."""
-    found = {"norm": Difference(1.17e-5, 1.0), "weight": Difference(0.0, 1.0)}
-    assert gradient(BASE, "norm", **found).is_wrong
+    result = {"norm": Difference(1.17e-5, 1.0), "weight": Difference(0.0, 1.0)}
+    assert gradient(BASE, "norm", **result).is_wrong
     own = Rounding("moving parameters", 0.0, {"norm": 1.35e-5, "weight": 1e-6}, 0.0)
-    finding = gradient(replace(BASE, rounding=own), "norm", **found)
+    finding = gradient(replace(BASE, rounding=own), "norm", **result)
     assert not finding.is_wrong and finding.rounding == pytest.approx(1.35e-5)
-    told = str(gradient(replace(BASE, rounding=own), "norm", **(found | {"norm": Difference(1e-2, 1.0)})))
-    assert "4e-05 is allowed, 3 times its rounding on one device, measured by moving parameters" in told
+    message = str(gradient(replace(BASE, rounding=own), "norm", **(result | {"norm": Difference(1e-2, 1.0)})))
+    assert "4e-05 is allowed, 3 times its rounding on one device, measured by moving parameters" in message
 
 
 def test_a_tolerance_that_the_scenario_names_is_neither_widened_nor_narrowed() -> None:
@@ -255,9 +255,9 @@ def test_dropout_and_batch_statistics_are_named_and_nothing_else_is(
 ) -> None:
     scenario = scenario_of(model)
     step: Any = FakeStep(scenario, off=100.0)
-    told = StepCheck(step, scenario, replace(context, check="loss"))()
-    assert told is not None and "the loss differs" in told
-    assert says in told if says else "cause" not in told
+    message = StepCheck(step, scenario, replace(context, check="loss"))()
+    assert message is not None and "the loss differs" in message
+    assert says in message if says else "cause" not in message
 
 
 def test_a_factor_of_each_part_of_the_batch_is_named(context: RankContext) -> None:
@@ -273,9 +273,9 @@ def test_a_gradient_that_compiled_code_may_have_dropped_is_told_where_a_module_i
 ) -> None:
     assert not list(of_compiled(None, error, lambda: True))
     assert not list(of_compiled("0", error, lambda: False))
-    told = list(of_compiled("0", error, lambda: True))
+    message = list(of_compiled("0", error, lambda: True))
     what = f"0 is compiled, and torch {torch.__version__} drops"
-    assert [one.startswith(what) for one in told] == [True] * is_told
+    assert [one.startswith(what) for one in message] == [True] * is_told
 
 
 @pytest.mark.long
@@ -304,9 +304,9 @@ def test_a_model_that_cannot_be_rounded_otherwise_keeps_the_blanket_bound(contex
 
     scenario = scenario_of(Only, torch.bfloat16)
     step: Any = FakeStep(scenario, off=100.0)
-    told = StepCheck(step, scenario, replace(context, check="loss"))()
-    assert told is not None and "5e-02 is allowed" in told
-    assert "rounding could not be measured (TypeError: bf16 only)" in told
+    message = StepCheck(step, scenario, replace(context, check="loss"))()
+    assert message is not None and "5e-02 is allowed" in message
+    assert "rounding could not be measured (TypeError: bf16 only)" in message
 
 
 @pytest.mark.long
@@ -320,14 +320,14 @@ def test_a_variant_again_is_checked_again_and_a_wrong_one_after_a_right_one_is_w
     monkeypatch.setattr("distbench.cases.step.problems", lambda *_: [])
     scenario = replace(scenario_of(), make_batch=lambda: (batch, -batch))
     [case_spec] = step_cases(scenario, "mine", context)
-    told, known = [], []
+    message, known = [], []
     for factor in (1, 2, 1):
         with case_spec.open() as opened:
             step: Any = opened.call
             step.model.register_forward_hook(lambda _, given, output, factor=factor: output * factor)
             step(lambda: None)
-            told.append(opened.check())
+            message.append(opened.check())
             known.append("peak_bytes" in opened.after())
-    assert told[0] is None and told[2] is None
-    assert told[1] is not None and "the loss differs" in told[1]
+    assert message[0] is None and message[2] is None
+    assert message[1] is not None and "the loss differs" in message[1]
     assert known == [True, False, False]

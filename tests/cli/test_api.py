@@ -28,14 +28,14 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 @pytest.fixture(scope="module")
 def notebook(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Names that the notebook's cells leave, with `shown`: what each code cell's last line gave."""
-    found: dict[str, Any] = {"shown": [], "printed": ""}
+    result: dict[str, Any] = {"shown": [], "printed": ""}
     with pytest.MonkeyPatch.context() as patched, ranks.forked(), contextlib.redirect_stdout(io.StringIO()) as printed:
         patched.chdir(tmp_path_factory.mktemp("notebook"))
         for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
             if cell.cell_type == "code":
-                found["shown"].append(executed(cell.source, found))
-        found["printed"] = printed.getvalue()
-        yield found
+                result["shown"].append(executed(cell.source, result))
+        result["printed"] = printed.getvalue()
+        yield result
 
 
 def executed(source: str, names: dict[str, Any]) -> Any:
@@ -47,9 +47,9 @@ def executed(source: str, names: dict[str, Any]) -> Any:
 
 
 def test_the_notebook_is_one_and_holds_no_output() -> None:
-    found = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(found)
-    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in found.cells)
+    result = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(result)
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in result.cells)
 
 
 def test_every_cell_shows_what_its_text_says(notebook: dict[str, Any]) -> None:
@@ -70,10 +70,10 @@ def test_what_the_api_measures_and_says_is_what_the_commands_do(notebook: dict[s
     path = str(runs.paths[0])
     assert str(runs.report()) == ranks.run_here("report", path, cwd=Path.cwd()).stdout.rstrip("\n")
     printed = ranks.run_here("report", path, "--format", "csv", cwd=Path.cwd()).stdout
-    told = pd.read_csv(io.StringIO(printed))
+    message = pd.read_csv(io.StringIO(printed))
     frame = runs.frame.drop(columns="pass_medians_s")
-    assert list(told.columns) == list(frame.columns)
-    assert told["median_s"].tolist() == frame["median_s"].tolist() and told["id"].tolist() == frame["id"].tolist()
+    assert list(message.columns) == list(frame.columns)
+    assert message["median_s"].tolist() == frame["median_s"].tolist() and message["id"].tolist() == frame["id"].tolist()
     both = [path, str(notebook["again"].paths[0])]
     assert str(notebook["comparison"]) == ranks.run_here("compare", *both, cwd=Path.cwd()).stdout.rstrip("\n")
 

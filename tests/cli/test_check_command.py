@@ -62,8 +62,8 @@ def asked_here(verb: str, *, given: Any, timeout_s: float, failure: str) -> Any:
     assert verb == "plan_problems"
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
-        found = all_plan_problems(json.loads(json.dumps(given)))
-    return json.loads(json.dumps(found))
+        result = all_plan_problems(json.loads(json.dumps(given)))
+    return json.loads(json.dumps(result))
 
 
 @pytest.fixture
@@ -81,10 +81,13 @@ def test_every_problem_of_every_scenario_is_listed_with_what_would_work(here: No
     lines = done.stdout.splitlines()
     assert lines[0] == "unmatched on tp=2 (2 ranks): 1 problem" and "(nearest: up_proj" in lines[1]
     at = lines.index("undividable on tp=2 (2 ranks): 1 problem")
-    told = " ".join(" ".join(lines[at + 1 : -2]).split())
-    assert told.startswith("- mesh dim 'tp' of size 2 does not divide 15 (sizes that work: 1, 3, 5, 15), as required")
+    message = " ".join(" ".join(lines[at + 1 : -2]).split())
+    assert message.startswith(
+        "- mesh dim 'tp' of size 2 does not divide 15 (sizes that work: 1, 3, 5, 15), as required"
+    )
     assert (
-        told.endswith(" by {up_proj,down_proj}.weight; up_proj.bias") and lines[-2] == "  --mesh tp=1 works (checked)"
+        message.endswith(" by {up_proj,down_proj}.weight; up_proj.bias")
+        and lines[-2] == "  --mesh tp=1 works (checked)"
     )
     assert lines[-1] == "error: 2 problems in 2 of 2 variants. Change the plan"
 
@@ -104,9 +107,9 @@ def test_the_problems_of_many_layers_fit_a_screen(here: None) -> None:
     refused = check("llama_3d", *small, "--mesh", "dp_shard=2,tp=3", "--width", "80")
     lines = refused.stdout.splitlines()
     assert refused.exit_code == 2 and len(lines) <= 12 and max(map(len, lines)) <= 80
-    told = " ".join(refused.stdout.split())
-    assert "layers.*.attention.{wq,wk,wv,wo}.weight: 2 layers" in told
-    assert "Use --mesh dp_replicate=1,dp_shard=2,cp=1,tp=2 (checked), or change the plan" in told
+    message = " ".join(refused.stdout.split())
+    assert "layers.*.attention.{wq,wk,wv,wo}.weight: 2 layers" in message
+    assert "Use --mesh dp_replicate=1,dp_shard=2,cp=1,tp=2 (checked), or change the plan" in message
 
 
 def test_what_torch_refuses_is_told_for_the_variant_it_concerns(here: None, tmp_path: Path) -> None:
@@ -185,9 +188,9 @@ def test_all_shipped_plans_pass(cli: Cli) -> None:
     assert done.returncode == 0, done.stdout
     assert "llama_3d on dp_replicate=1,dp_shard=1,cp=2,tp=2 (4 ranks)" in done.stdout
     assert "knob=cpu_offload: skipped: CPU offload" in done.stdout
-    told = " ".join(done.stdout.split())
-    assert told.count(" per rank; forward, loss and backward run") >= 20 and "no step was tried" not in told
-    assert "OK: " in told and "Next: distbench run fsdp_knobs" in told
+    message = " ".join(done.stdout.split())
+    assert message.count(" per rank; forward, loss and backward run") >= 20 and "no step was tried" not in message
+    assert "OK: " in message and "Next: distbench run fsdp_knobs" in message
 
 
 def test_a_step_that_cannot_run_names_a_mesh_on_which_it_does(cli: Cli) -> None:

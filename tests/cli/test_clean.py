@@ -76,12 +76,12 @@ def test_what_is_old_goes_with_its_logs_and_nothing_else(results: Path, options:
 
 def test_it_lists_with_sizes_and_asks_first(results: Path) -> None:
     before = left(results)
-    said = run("--results", results, "--keep", 2, answer="n\n")
-    assert said.exit_code == 0 and left(results) == before and "nothing was deleted" in said.output
-    lines = said.output.splitlines()
+    message = run("--results", results, "--keep", 2, answer="n\n")
+    assert message.exit_code == 0 and left(results) == before and "nothing was deleted" in message.output
+    lines = message.output.splitlines()
     # Two runs of the oldest command are one line: 2 logs of 1,000 bytes, and two run files.
     assert lines[0].endswith("a, b") and "kB" in lines[0] and lines[1].endswith(" c")
-    assert "Delete 2 runs (6 files, " in said.output and "2 runs remain? [y/N]" in said.output
+    assert "Delete 2 runs (6 files, " in message.output and "2 runs remain? [y/N]" in message.output
     assert run("--results", results, "--keep", 2, answer="y\n").exit_code == 0 and left(results) == with_logs("d", "e")
 
 

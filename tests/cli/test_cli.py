@@ -121,11 +121,11 @@ def test_doctor_lists_every_internal_and_says_this_machine_is_fine(cli: Cli) -> 
 
     done = cli("doctor", "--format", "json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    names = {check["name"]: check["ok"] or check.get("mark") == "TOO OLD" for check in found["checks"]}
+    result = json.loads(done.stdout)
+    names = {check["name"]: check["ok"] or check.get("mark") == "TOO OLD" for check in result["checks"]}
     this = release(torch.__version__)
     assert all(names[one.name] for one in INTERNALS if this >= NEEDLESS_BEFORE.get(one.feature, this))
-    assert found["usable"] and names["gloo"]
+    assert result["usable"] and names["gloo"]
 
 
 def test_doctor_without_torch_says_what_to_install(children: Children, tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_a_torch_internal_that_moved_is_reported_with_its_name(monkeypatch: pyte
 
     from distbench.torch_private import Unsupported, probe, require
 
-    before = {found.internal for found in probe() if found.missing}
+    before = {result.internal for result in probe() if result.missing}
     monkeypatch.delattr(redistribute, "_optimize_transform_infos")
-    missing = {found.internal for found in probe() if found.missing} - before
+    missing = {result.internal for result in probe() if result.missing} - before
     assert [internal.name for internal in missing] == ["_optimize_transform_infos"]
     with pytest.raises(Unsupported, match=r"has no .*_optimize_transform_infos"):
         require("redistribution planners")

@@ -80,10 +80,10 @@ def test_what_is_printed_is_chosen_by_format_alone() -> None:
 
 @pytest.mark.parametrize("command", [name for name, option in OPTIONS if option.name == "form"])
 def test_json_is_short_for_format_json(command: str) -> None:
-    found = COMMANDS[command]
-    [option] = [option for option in found.params if option.name == "form"]
+    result = COMMANDS[command]
+    [option] = [option for option in result.params if option.name == "form"]
     for words, form in ((["--json"], "json"), (["--json", "--format", "table"], "table")):
-        assert found.make_context(command, words, resilient_parsing=True).params["form"] == form
+        assert result.make_context(command, words, resilient_parsing=True).params["form"] == form
     assert "--json" in CliRunner().invoke(main, [*command.split(), "--help"]).output and "--json" not in option.opts
 
 
@@ -112,7 +112,7 @@ def test_an_option_has_one_type_and_one_meaning_in_all_commands() -> None:
             meaning = re.split(r"(?<=[.;]) | \[|\.$", str(option.help))[0].rstrip(".")
             kind = (option.type.name, option.metavar, option.is_flag, option.multiple, option.nargs)
             meanings.setdefault(long_name(option), set()).add((*kind, meaning))
-    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
+    assert {name: result for name, result in meanings.items() if len(result) > 1} == {}
 
 
 def test_no_option_is_another_name_of_one_that_exists() -> None:
@@ -193,8 +193,8 @@ def test_an_old_name_means_the_new_one_and_says_so_in_a_line(
     words: list[str], means: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert under_new_names(words) == means
-    said = capsys.readouterr().err
-    assert bool(said) == (words != means) and said.count("is an old name. Use ") == said.count("\n")
+    message = capsys.readouterr().err
+    assert bool(message) == (words != means) and message.count("is an old name. Use ") == message.count("\n")
 
 
 def test_the_short_form_of_signature_writes() -> None:

@@ -69,10 +69,10 @@ def test_a_launch_of_many_passes_has_an_interval_of_its_own(tmp_path: Path) -> N
         ]
         return write(tmp_path / f"{name}.jsonl", [*lines[:-1], *passes, lines[-1]])
 
-    found = frame(launch("a", 1000.0, 1.0), launch("b", 2000.0, 1.0)).loc[CASE]
+    result = frame(launch("a", 1000.0, 1.0), launch("b", 2000.0, 1.0)).loc[CASE]
     # Ten pass medians 1.00 to 1.09: by the binomial, the 2nd and the 9th bound their median with 95 %.
-    assert (found["a_low_s"], found["a_high_s"]) == (pytest.approx(1.01), pytest.approx(1.08))
-    assert found["a_s"] == pytest.approx(1.045)
+    assert (result["a_low_s"], result["a_high_s"]) == (pytest.approx(1.01), pytest.approx(1.08))
+    assert result["a_s"] == pytest.approx(1.045)
 
 
 def test_on_a_narrow_screen_intervals_go_before_the_ratio(tmp_path: Path) -> None:
@@ -120,16 +120,16 @@ def test_what_differs_is_listed_and_what_stands_on_one_side_says_so(tmp_path: Pa
     text = flat(run(*sides, "-v"))
     assert "differs: collectives: torch: 2.13.0 in the baseline, 2.12.0 in the candidate" in text
     assert "differs: other processes used 10 % of the CPUs in the baseline, 100 % in the candidate" in text
-    found = frame(*sides)["verdict"]
-    assert found[OTHER] == "only in A" and found["new"] == "only in B" and found[CASE] == "not told"
+    result = frame(*sides)["verdict"]
+    assert result[OTHER] == "only in A" and result["new"] == "only in B" and result[CASE] == "not told"
 
 
 def test_a_case_that_failed_is_invalid_and_the_others_are_compared(tmp_path: Path) -> None:
     good = write(tmp_path / "a.jsonl", records("a", 1.0, {CASE: case([1.0]), OTHER: case([1.0])}))
     bad = {CASE: case([1.0]), OTHER: case(status="wrong", error="off by one")}
-    found = frame(good, write(tmp_path / "b.jsonl", records("b", 2000.0, bad)))
-    assert found.loc[OTHER, "verdict"] == "invalid" and "off by one" in found.loc[OTHER, "why"]
-    assert found.loc[CASE, "ratio"] == 1.0
+    result = frame(good, write(tmp_path / "b.jsonl", records("b", 2000.0, bad)))
+    assert result.loc[OTHER, "verdict"] == "invalid" and "off by one" in result.loc[OTHER, "why"]
+    assert result.loc[CASE, "ratio"] == 1.0
 
 
 def test_steps_that_compute_differently_are_not_compared(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_steps_that_compute_differently_are_not_compared(tmp_path: Path) -> None
         lines = records(name, ord(name) * 1000.0, {CASE: case([1.0]), OTHER: case([1.0])})
         lines[1]["case"]["params"]["computes"] = text
         sides.append(write(tmp_path / f"{name}.jsonl", lines))
-    found = frame(*sides)
-    assert found.loc[CASE, "verdict"] == "incomparable" and "11111111 in the baseline" in found.loc[CASE, "why"]
-    assert found.loc[OTHER, "verdict"] == "not told"
+    result = frame(*sides)
+    assert result.loc[CASE, "verdict"] == "incomparable" and "11111111 in the baseline" in result.loc[CASE, "why"]
+    assert result.loc[OTHER, "verdict"] == "not told"
 
 
 @pytest.mark.parametrize(

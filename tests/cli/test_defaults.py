@@ -42,8 +42,10 @@ def test_a_default_reaches_every_command_that_has_the_option(project: Path) -> N
         project / "bench",
         '[tool.distbench]\nmesh = "tp=2"\nbudget = 7\ndevice = "cpu"\nresults = "there"\nquiet = true\n',
     )
-    found = params("run", "tp_mlp")
-    assert found["mesh"] == {"tp": 2} and found["budget_s"] == 7.0 and found["out"] == Path("there") and found["quiet"]
+    result = params("run", "tp_mlp")
+    assert (
+        result["mesh"] == {"tp": 2} and result["budget_s"] == 7.0 and result["out"] == Path("there") and result["quiet"]
+    )
     assert params("check", "tp_mlp")["mesh"] == params("calibrate")["mesh"] == {"tp": 2}
     # What one writes the others read; ab and sweep have their own folders.
     assert params("history")["out"] == params("clean", "--keep", "1")["out"] == Path("there")
@@ -120,9 +122,9 @@ set = ["sequence_parallel=True"]
 
 def test_a_suite_is_scenarios_and_options_of_run(project: Path) -> None:
     write(project / "bench", SUITE)
-    found = params("run", "@nightly", "fsdp_knobs")
-    assert found["scenarios"] == ("tp_mlp", "bench.py::mine", "fsdp_knobs")
-    assert found["quick"] and found["budget_s"] == 30 and found["choices"] == ("sequence_parallel=True",)
+    result = params("run", "@nightly", "fsdp_knobs")
+    assert result["scenarios"] == ("tp_mlp", "bench.py::mine", "fsdp_knobs")
+    assert result["quick"] and result["budget_s"] == 30 and result["choices"] == ("sequence_parallel=True",)
     assert params("run", "@nightly", "--budget", "1m")["budget_s"] == 60
     assert not params("run", "tp_mlp")["quick"]
     # An option's own @NAME is of a run's label.
@@ -156,12 +158,16 @@ def test_a_suite_that_cannot_be_run_is_one_sentence(project: Path, text: str, wo
 
 
 def test_doctor_shows_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"usable": True, "checks": [{"name": "x", "ok": True, "found": "y"}]}
-    found |= {"host": {"machine": "m", "cpu_model": "c", "num_cpus": 2, "memory_bytes": 2**34}}
-    monkeypatch.setattr("distbench.cli.doctor.examine", lambda deep: found)
+    result = {"usable": True, "checks": [{"name": "x", "ok": True, "found": "y"}]}
+    result |= {"host": {"machine": "m", "cpu_model": "c", "num_cpus": 2, "memory_bytes": 2**34}}
+    monkeypatch.setattr("distbench.cli.doctor.examine", lambda deep: result)
     write(project / "bench", '[tool.distbench]\nmesh = "tp=2"\ngate.tolerance = ["8%"]\n')
-    said = run("doctor", "-v").output
-    assert "defaults of " in said and "  mesh = tp=2\n  gate.tolerance = 8%" in said and "2 CPUs, 16.0 GiB" in said
+    message = run("doctor", "-v").output
+    assert (
+        "defaults of " in message
+        and "  mesh = tp=2\n  gate.tolerance = 8%" in message
+        and "2 CPUs, 16.0 GiB" in message
+    )
     assert json.loads(run("doctor", "--format", "json").output)["defaults"]["values"]["mesh"] == "tp=2"
 
 
@@ -173,4 +179,4 @@ def test_each_option_has_one_type_of_default(project: Path) -> None:
             own = isinstance(option, click.Option) and option.name in NOT_COMMON.get(name, ())
             if isinstance(option, click.Option) and option.opts[0] not in ("--format", "--help") and not own:
                 kinds.setdefault(max(option.opts, key=len), set()).add(option.type.name)
-    assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
+    assert {name: result for name, result in kinds.items() if len(result) > 1} == {}

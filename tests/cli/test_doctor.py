@@ -46,8 +46,8 @@ def test_gpus_that_this_torch_cannot_use_are_told(
 
 
 def test_gpus_whose_driver_is_gone_are_told_though_nccl_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = [check("CUDA", False) | {"device": "cuda"}, check("NCCL", True) | {"device": "cuda"}]
-    assert not examined(monkeypatch, told, 8)["checks"][-1]["ok"]
+    message = [check("CUDA", False) | {"device": "cuda"}, check("NCCL", True) | {"device": "cuda"}]
+    assert not examined(monkeypatch, message, 8)["checks"][-1]["ok"]
 
 
 def test_amds_gpus_are_not_told_to_take_nvidias_torch() -> None:
@@ -55,10 +55,10 @@ def test_amds_gpus_are_not_told_to_take_nvidias_torch() -> None:
 
 
 def test_without_an_answer_torch_is_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examined(monkeypatch, UserError("No module named 'torch'"))
-    assert not found["usable"]
-    assert doctor.check_lines(found["checks"]) == ["MISSING torch  No module named 'torch'", f"        -> {INSTALL}"]
-    lines = doctor.summary_lines(found)
+    result = examined(monkeypatch, UserError("No module named 'torch'"))
+    assert not result["usable"]
+    assert doctor.check_lines(result["checks"]) == ["MISSING torch  No module named 'torch'", f"        -> {INSTALL}"]
+    lines = doctor.summary_lines(result)
     assert lines[0] == "machine: box-12: x86_64, 2 CPUs, 14.9 GiB" and lines[1].startswith("torch: cannot be used")
     assert lines[-1].startswith("FAIL: this machine cannot run distbench. torch: No module") and INSTALL in lines[-1]
 

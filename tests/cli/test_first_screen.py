@@ -79,9 +79,9 @@ def test_what_was_measured_is_summed_up_on_standard_output(
     (folder / "a.jsonl").write_text((GOLDEN / "steps.jsonl").read_text())
     jobs = [replace(job, run_file=str(folder / name)) for name in ("a.jsonl", "never_begun.jsonl")]
     run.show_summary(jobs)
-    told = capsys.readouterr()
-    assert told.out.startswith("distbench: 1 scenario: 4 ok, 1 raised\n") and not told.err
-    assert f"distbench report --results {tmp_path} toy" in " ".join(told.out.split())
+    message = capsys.readouterr()
+    assert message.out.startswith("distbench: 1 scenario: 4 ok, 1 raised\n") and not message.err
+    assert f"distbench report --results {tmp_path} toy" in " ".join(message.out.split())
     run.show_summary(jobs[1:])
     assert not capsys.readouterr().out
 

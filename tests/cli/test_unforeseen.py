@@ -23,10 +23,10 @@ def test_a_broken_package_on_the_path_is_one_sentence_with_the_traceback_in_a_fi
     (tmp_path / f"{module}.py").write_text("raise ValueError('not the one you want')")
     (tmp_path / "a.jsonl").touch()
     path = f"{tmp_path}:{Path(__file__).parents[2]}"
-    code, said = gate(children, tmp_path, PYTHONPATH=path, TMPDIR=str(tmp_path))
-    assert code == 70 and said.count("\n") == 1 and "ValueError: not the one you want" in said
+    code, message = gate(children, tmp_path, PYTHONPATH=path, TMPDIR=str(tmp_path))
+    assert code == 70 and message.count("\n") == 1 and "ValueError: not the one you want" in message
     (kept,) = tmp_path.glob("distbench-*.txt")
-    assert str(kept) in said and f'{module}.py", line 1' in kept.read_text()
+    assert str(kept) in message and f'{module}.py", line 1' in kept.read_text()
 
 
 def test_where_no_file_can_be_written_the_traceback_is_printed(
@@ -39,8 +39,8 @@ def test_where_no_file_can_be_written_the_traceback_is_printed(
     try:
         raise ValueError("of\nseveral lines")
     except ValueError as error:
-        said = unforeseen(error)
-    assert "(ValueError: of several lines)" in said and "\n" not in said
+        message = unforeseen(error)
+    assert "(ValueError: of several lines)" in message and "\n" not in message
     assert "in test_where_no_file_can_be_written" in capsys.readouterr().err
 
 

@@ -59,8 +59,8 @@ def noise(model: Any, batch: Any) -> torch.Tensor:
 
 
 def contrastive(model: Any, batch: Any) -> torch.Tensor:
-    found = F.normalize(model(batch[0]), dim=-1)
-    return F.cross_entropy(found @ found.T / 0.1, torch.arange(len(found)))
+    result = F.normalize(model(batch[0]), dim=-1)
+    return F.cross_entropy(result @ result.T / 0.1, torch.arange(len(result)))
 
 
 def router(model: Any, batch: Any) -> torch.Tensor:
@@ -71,8 +71,8 @@ def router(model: Any, batch: Any) -> torch.Tensor:
 
 
 def whitened(model: Any, batch: Any) -> torch.Tensor:
-    found = model(batch[0])
-    return F.cross_entropy((found - found.mean(0)) / found.std(0), batch[1])
+    result = model(batch[0])
+    return F.cross_entropy((result - result.mean(0)) / result.std(0), batch[1])
 
 
 def other_dtype(model: Any, batch: Any) -> torch.Tensor:

@@ -164,9 +164,9 @@ def test_its_judging_step_calls_the_command_and_ends_with_its_code(
     done = children.run("bash", "-e", "-c", STEPS[1]["run"], cwd=tmp_path, env=environment)
     assert done.returncode == code, done.stderr
     assert (tmp_path / "out").read_text() == f"exit-code={code}\n"
-    said = (tmp_path / "words").read_text().splitlines() if words else [""]
+    message = (tmp_path / "words").read_text().splitlines() if words else [""]
     written = f"--write junit=j.xml --write badge=b.json --write markdown={tmp_path}/distbench.md"
-    assert said[-1].removeprefix("-m distbench ") == words.format(tmp=tmp_path, written=written)
+    assert message[-1].removeprefix("-m distbench ") == words.format(tmp=tmp_path, written=written)
     # Each option that it gives is one of the command's.
     if words:
         first, second, *_ = words.split()

@@ -92,10 +92,10 @@ def test_a_knob_names_fields_of_a_plan_and_a_scenario_that_has_such_values(
 
 
 def test_every_field_of_a_plan_is_in_the_table() -> None:
-    told = " ".join(fields for _, fields, _, _ in ROWS)
+    message = " ".join(fields for _, fields, _, _ in ROWS)
     for plan in PLANS:
         for field in dataclasses.fields(plan):
-            assert f"`{plan.__name__}.{field.name}`" in told
+            assert f"`{plan.__name__}.{field.name}`" in message
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_every_field_of_a_plan_is_in_the_table() -> None:
 )
 def test_every_value_of_every_axis_of_a_plan_is_in_the_table(scenario: str) -> None:
     entry = ENTRIES[scenario]
-    told = [choices(values, entry) for _, _, name, values in ROWS if name == scenario]
+    message = [choices(values, entry) for _, _, name, values in ROWS if name == scenario]
     for axis, values in entry.axes.items():
         # The three-dimensional plan rotates as attention alone does, in a row of its own.
         if (scenario, axis) != ("llama_3d", "rotate"):
-            listed = {value for one in told for value in one.get(axis, [])}
+            listed = {value for one in message for value in one.get(axis, [])}
             assert set(values) <= listed <= {*values, *OTHER_VALUES.get(axis, ())}, axis
 
 

@@ -39,35 +39,35 @@ def text_of(page: Path) -> str:
 
 
 def test_every_command_is_in_the_reference_with_its_options(site: Path) -> None:
-    told = text_of(site / "commands" / "index.html")
+    message = text_of(site / "commands" / "index.html")
     for name, command in main.commands.items():
         if name in SHORT:  # they are `run` with options
             continue
-        assert command.hidden or f"distbench {name}" in told
+        assert command.hidden or f"distbench {name}" in message
         for option in command.params:
             visible = option.opts and not getattr(option, "hidden", False) and option.param_type_name == "option"
-            assert not visible or option.opts[0] in told, f"{name} {option.opts}"
+            assert not visible or option.opts[0] in message, f"{name} {option.opts}"
 
 
 def test_the_reference_of_commands_is_their_help_line_by_line(site: Path) -> None:
     page = (site / "commands" / "index.html").read_text()
-    told = html.unescape(re.sub(r"<[^>]+>", "", page))
-    assert "Sentinel" not in told and "UNSET" not in told
-    lines = {line.strip() for line in told.splitlines()}
+    message = html.unescape(re.sub(r"<[^>]+>", "", page))
+    assert "Sentinel" not in message and "UNSET" not in message
+    lines = {line.strip() for line in message.splitlines()}
     commands = [*main.commands.values(), *main.commands["baseline"].commands.values()]  # type: ignore[attr-defined]
     examples = [line.strip() for one in commands for line in str(one.help).splitlines() if "  distbench " in line]
     assert len(examples) > 50 and not [line for line in examples if len(line) < 76 and line not in lines]
 
 
 def test_every_scenario_is_on_its_page(site: Path) -> None:
-    told = html.unescape(text_of(site / "scenarios" / "index.html"))
+    message = html.unescape(text_of(site / "scenarios" / "index.html"))
     assert [
-        entry.name for entry in list_entries() if " ".join(f"{entry.name} {entry.summary}".split()) not in told
+        entry.name for entry in list_entries() if " ".join(f"{entry.name} {entry.summary}".split()) not in message
     ] == []
 
 
 def test_the_python_reference_has_what_scenarios_and_training_code_import(site: Path) -> None:
-    told = text_of(site / "python" / "index.html")
+    message = text_of(site / "python" / "index.html")
     for name in (
         "calibrated_planning",
         "DirectRedistribution",
@@ -80,7 +80,7 @@ def test_the_python_reference_has_what_scenarios_and_training_code_import(site: 
         "Scenario",
         "scenario",
     ):
-        assert name in told
+        assert name in message
 
 
 def test_every_page_is_in_the_contents() -> None:

@@ -43,29 +43,29 @@ def signed(children: Children, file: str, scenario: str = "") -> dict[str, Count
     installed(file)
     done = children.cli("signature", f"{EXAMPLES / file}::{scenario or file.partition('.')[0]}", timeout=300)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Counter[str]] = {}
-    rows = found.setdefault("", Counter())
+    result: dict[str, Counter[str]] = {}
+    rows = result.setdefault("", Counter())
     for line in done.stdout.splitlines():
         if row := ROW.match(line):
             count, phase, _, kind, mesh_dim, owner = row.groups()
             assert owner != "(unknown)", line
             rows[f"{phase} {kind} {mesh_dim}"] += int(count)
         elif "step/" in line:
-            rows = found.setdefault(line.strip("[]: ").rpartition("/")[2], Counter())
-    return found
+            rows = result.setdefault(line.strip("[]: ").rpartition("/")[2], Counter())
+    return result
 
 
 @pytest.mark.long
 def test_models_of_transformers_communicate_what_their_plans_say(children: Children) -> None:
     """Two layers, each with two sums; the embedding, sharded by rows, is one more, and the ViT's is not sharded."""
-    found = signed(children, "hf.py")
+    result = signed(children, "hf.py")
     for model in ("llama", "qwen3", "mixtral", "gemma", "vit"):
-        rows = found[f"model={model}"]
+        rows = result[f"model={model}"]
         assert rows["forward all_reduce tp"] == (4 if model == "vit" else 5), model
         # The two units and the root, and of the ViT the embedding as well; all but the root again in backward.
         assert rows["forward all_gather dp_shard"] == (4 if model == "vit" else 3), model
     # The norms of queries and keys, of each layer, whose gradients are summed over heads.
-    assert found["model=qwen3"]["backward all_reduce tp"] - found["model=llama"]["backward all_reduce tp"] == 4
+    assert result["model=qwen3"]["backward all_reduce tp"] - result["model=llama"]["backward all_reduce tp"] == 4
 
 
 def test_torchtitans_llama3_communicates_over_both_mesh_dims_of_its_own(children: Children) -> None:

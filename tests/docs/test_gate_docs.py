@@ -74,9 +74,9 @@ def block(title: str, number: int = 0) -> Any:
 
 def launch_loop() -> str:
     """The loop that alternates launches of both sides, and the gate after it."""
-    found = re.search(r"^```bash\n(git worktree .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert found
-    return found.group(1)
+    result = re.search(r"^```bash\n(git worktree .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert result
+    return result.group(1)
 
 
 def repository(children: Children, folder: Path, before: str, after: str) -> str:
@@ -110,9 +110,9 @@ def test_the_launch_loop_on_the_page_does_what_it_says(
 
 def once() -> str:
     """Return what is done once, before CI runs anything."""
-    found = re.search(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert found
-    return found.group(1)
+    result = re.search(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert result
+    return result.group(1)
 
 
 def github_script() -> str:
@@ -205,9 +205,9 @@ def test_the_recipes_fail_the_build_where_they_should(
         assert (code / "signature.md").exists() and (code / "signature.xml").exists()
         assert (code / "gate.md").exists() == (code / "runs" / "b").exists() == (num_gathers == "1")
     if steps is buildkite_script:
-        said = (tmp_path / "did").read_text()
-        assert said.startswith("annotate --context distbench --style info\n# exact gate: ")
-        assert ("# gate: " in said) == (num_gathers == "1")
+        message = (tmp_path / "did").read_text()
+        assert message.startswith("annotate --context distbench --style info\n# exact gate: ")
+        assert ("# gate: " in message) == (num_gathers == "1")
 
 
 def test_the_script_installs_torch_first_from_its_index(children: Children, tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_the_badge_s_lines_push_it_as_the_only_file_of_its_branch(children: Chil
         done = children.run("bash", "-eo", "pipefail", "-c", push["run"], cwd=tmp_path / "clone", env=variables)
         assert done.returncode == 0, done.stderr
     shown = "git log --format=%s badges; git ls-tree --name-only badges; git show badges:distbench.json"
-    told = children.run("bash", "-ec", shown, cwd=tmp_path / "server.git", env=variables, check=True)
-    assert told.stdout == "Badge\ndistbench.json\ntwo"
+    message = children.run("bash", "-ec", shown, cwd=tmp_path / "server.git", env=variables, check=True)
+    assert message.stdout == "Badge\ndistbench.json\ntwo"
 
 
 def test_the_page_s_badge_is_what_the_gate_writes() -> None:

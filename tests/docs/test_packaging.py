@@ -25,7 +25,7 @@ SOURCES = {"distbench": "distbench", "scenarios": "distbench.scenarios"}
 
 def files_on_disk() -> dict[str, set[str]]:
     """Package to the names of its files; those of a folder that is no package belong to the package above it."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for source, package in SOURCES.items():
         for path in (ROOT / source).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
@@ -33,8 +33,8 @@ def files_on_disk() -> dict[str, set[str]]:
                 while above != ROOT / source and not (above / "__init__.py").exists():
                     above = above.parent
                 below = above.relative_to(ROOT / source).parts
-                found.setdefault(".".join((package, *below)), set()).add(path.relative_to(above).as_posix())
-    return found
+                result.setdefault(".".join((package, *below)), set()).add(path.relative_to(above).as_posix())
+    return result
 
 
 def test_setup_finds_every_folder_and_the_data_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

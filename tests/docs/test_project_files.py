@@ -32,7 +32,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 def run_lines() -> list[tuple[str, str]]:
     """(workflow, command) of each `run:`, once per combination of its matrix's first values."""
-    found = []
+    result = []
     for path in WORKFLOWS:
         for job in loaded(path)["jobs"].values():
             values = job.get("strategy", {}).get("matrix", {})
@@ -40,8 +40,8 @@ def run_lines() -> list[tuple[str, str]]:
                 if "run" in step:
                     command = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda name: values[name[1]][0], step["run"])  # noqa: B023
                     assert "${{" not in command, "give values of GitHub as variables, never as text of a command"
-                    found.append((path.name, command))
-    return found
+                    result.append((path.name, command))
+    return result
 
 
 RUN_LINES = run_lines()

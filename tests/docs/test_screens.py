@@ -19,8 +19,8 @@ def test_every_picture_is_on_the_page_with_its_command() -> None:
     assert sorted(shown) == sorted([*FILES, *(f"{name}.png" for name in SHOTS if "/" not in name)])
     assert sorted(path.name for path in PICTURES.iterdir()) == sorted(shown)
     for file, screen in FILES.items():
-        told = PAGE[: PAGE.index(f"images/screens/{file}")].rpartition("\n## ")[2]
-        assert file == "progress.svg" or screen.command in told, file
+        message = PAGE[: PAGE.index(f"images/screens/{file}")].rpartition("\n## ")[2]
+        assert file == "progress.svg" or screen.command in message, file
 
 
 def test_pictures_are_small_load_nothing_and_name_nobody() -> None:

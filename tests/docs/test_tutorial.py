@@ -29,17 +29,18 @@ def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) 
     variables = {"PATH": f"{command.parent}:{os.environ['PATH']}"}
     done = ranks.run("bash", "-e", "-c", script, cwd=tmp_path, variables=variables, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = " ".join(done.stdout.split())
+    message = " ".join(done.stdout.split())
     # What the page's text relies on: both plans run and are right, the norms' gradients are summed over tp.
-    assert told.count("; forward, loss and backward run") == 2 and "my_model: 3 ok" in done.stderr
-    assert re.search(r"tp all_reduce tp 4 4 KiB", told) and re.search(
-        r"fsdp reduce_scatter\^ dp_shard 3 2.14 MiB", told
+    assert message.count("; forward, loss and backward run") == 2 and "my_model: 3 ok" in done.stderr
+    assert re.search(r"tp all_reduce tp 4 4 KiB", message) and re.search(
+        r"fsdp reduce_scatter\^ dp_shard 3 2.14 MiB", message
     )
     assert (
-        "plan=sequence compared with plan=tensor: +6 tp all_gather of 128 KiB, +5 tp reduce_scatter of 128 KiB" in told
+        "plan=sequence compared with plan=tensor: +6 tp all_gather of 128 KiB, +5 tp reduce_scatter of 128 KiB"
+        in message
     )
-    assert "blocks.*.norm, backward: -4 all_reduce over tp (tp), 1 KiB f32, explicit P(sum)->R" in told
-    assert told.endswith("exit code 1")
+    assert "blocks.*.norm, backward: -4 all_reduce over tp (tp), 1 KiB f32, explicit P(sum)->R" in message
+    assert message.endswith("exit code 1")
 
 
 FIRST_RUN = (ROOT / "docs" / "quickstart.md").read_text()

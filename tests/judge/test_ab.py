@@ -167,9 +167,9 @@ def looked(num_pass: int, *still_open: tuple[float, int | None, str | None]) -> 
     ],
 )
 def test_it_ends_early_where_few_cases_are_open_and_would_stay_so(look: Gated, ends: bool) -> None:
-    said = settled_by(look, num_left=13)
-    assert (said is not None) == ends
-    assert said is None or "would need more than 13 further pairs" in said
+    message = settled_by(look, num_left=13)
+    assert (message is not None) == ends
+    assert message is None or "would need more than 13 further pairs" in message
 
 
 @pytest.mark.parametrize(
@@ -335,8 +335,8 @@ def test_what_was_found_is_written_in_the_gates_forms(repository: Path, tmp_path
     given = ("base", "slow", "--results", str(tmp_path / "out"), "--github", "--write", f"junit={junit}", "--", "x")
     code, output = run_ab(*given)
     assert code == 1 and "::error title=regression" in output and "<failure" in junit.read_text()
-    refused, said = run_ab("base", "slow", "--write", "pdf=x", "--", "x")
-    assert refused == 2 and "is not FORMAT=FILE" in said
+    refused, message = run_ab("base", "slow", "--write", "pdf=x", "--", "x")
+    assert refused == 2 and "is not FORMAT=FILE" in message
 
 
 def test_a_dry_run_starts_and_writes_nothing(repository: Path, tmp_path: Path) -> None:

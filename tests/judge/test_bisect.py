@@ -119,7 +119,7 @@ def test_a_slowdown_of_the_first_pairs_only_names_no_commit() -> None:
 
 def test_an_interruption_leaves_the_command_that_continues() -> None:
     pairs = history(lambda number: 1.2 if number >= 9 else 1.0)
-    said: list[str] = []
+    message: list[str] = []
 
     def launch(number: int, pair: int) -> Pair:
         if pair > 10:
@@ -128,8 +128,8 @@ def test_an_interruption_leaves_the_command_that_continues() -> None:
 
     terms = Terms(20, 1e6, looks_of(20, Options()), 1, 32)
     with pytest.raises(KeyboardInterrupt):
-        search(COMMITS, launch, Options(), terms, said.append)
-    assert said[-1].startswith("continue: distbench ab --bisect 0000000")
+        search(COMMITS, launch, Options(), terms, message.append)
+    assert message[-1].startswith("continue: distbench ab --bisect 0000000")
 
 
 def test_the_formats_have_the_answer() -> None:

@@ -218,17 +218,17 @@ def test_text_fits_a_terminal_and_shows_the_worst_first(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert max(map(len, done.output.splitlines())) <= 120
     assert answer(done).startswith("FAIL: 1 regression, 1 invalid, 1 missing, 1 inconclusive, 1 new, 1 pass. Worst: ")
-    for said in ("rank 1: 3 elements differ", "not measured in 10 of 10 launches", "not in the baseline"):
-        assert said in re.sub(r"\s+", " ", done.output) or said.split()[0] in done.output
+    for message in ("rank 1: 3 elements differ", "not measured in 10 of 10 launches", "not in the baseline"):
+        assert message in re.sub(r"\s+", " ", done.output) or message.split()[0] in done.output
     assert done.output.index("regression    ") < done.output.index("inconclusive  ")
 
 
 def test_json_holds_every_number_and_the_exit_code(tmp_path: Path) -> None:
-    found = json.loads(run(*mixed(tmp_path), "--format", "json").output)
-    assert found["exit_code"] == 1 and found["num_baseline"] == 10
-    verdicts = [one["verdict"] for one in found["cases"]]
+    result = json.loads(run(*mixed(tmp_path), "--format", "json").output)
+    assert result["exit_code"] == 1 and result["num_baseline"] == 10
+    verdicts = [one["verdict"] for one in result["cases"]]
     assert verdicts == ["regression", "invalid", "missing", "inconclusive", "new", "pass"]
-    mean = next(metric for metric in found["cases"][0]["metrics"] if metric["metric"] == "mean")
+    mean = next(metric for metric in result["cases"][0]["metrics"] if metric["metric"] == "mean")
     assert mean["change"] == pytest.approx(0.5) and mean["num_launches"] == 10
     assert mean["low"] < 0.5 < mean["high"] and mean["p"] < 0.05
 

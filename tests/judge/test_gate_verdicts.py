@@ -35,12 +35,12 @@ def only(gated: Gated) -> CaseVerdict:
 )
 def test_launches_that_took_turns(tmp_path: Path, after: float, verdict: str, exit_code: int) -> None:
     gated = compare(*taking_turns(tmp_path, 1e-3, after))
-    found = only(gated)
-    assert (found.verdict, gated.exit_code(), found.paired) == (verdict, exit_code, True)
-    assert found.metrics[0].change == pytest.approx(after / 1e-3 - 1)
-    low, high = found.metrics[0].low, found.metrics[0].high
-    assert low is not None and high is not None and low < found.change < high
-    assert found.metrics[0].num_launches == 10
+    result = only(gated)
+    assert (result.verdict, gated.exit_code(), result.paired) == (verdict, exit_code, True)
+    assert result.metrics[0].change == pytest.approx(after / 1e-3 - 1)
+    low, high = result.metrics[0].low, result.metrics[0].high
+    assert low is not None and high is not None and low < result.change < high
+    assert result.metrics[0].num_launches == 10
 
 
 def test_a_slowdown_below_the_tolerance_that_is_certain_is_still_a_pass(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_a_tail_is_found_by_the_mean_though_most_samples_are_unchanged(tmp_path:
 
     base = write_side(tmp_path / "base", lambda index: {CASE: case(steady(1e-3, index, 20))})
     new = write_side(tmp_path / "new", lambda index: {CASE: case(tailed(index + 3))}, start=1050.0)
-    found = only(compare(base, new))
-    assert (found.verdict, found.metrics[0].metric, found.metrics[1].verdict) == ("regression", "mean", "pass")
-    assert found.metrics[0].change == pytest.approx(0.2)
+    result = only(compare(base, new))
+    assert (result.verdict, result.metrics[0].metric, result.metrics[1].verdict) == ("regression", "mean", "pass")
+    assert result.metrics[0].change == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 11, 57])
@@ -76,9 +76,9 @@ def test_the_tenth_percentile_is_numpys(count: int) -> None:
 
 def test_below_the_minimum_of_launches_there_is_no_verdict(tmp_path: Path) -> None:
     gated = compare(*taking_turns(tmp_path, 1e-3, 2e-3, count=4))
-    found = only(gated)
-    assert (found.verdict, found.metrics[0].num_more) == ("inconclusive", 1)
-    assert found.metrics[0].change == pytest.approx(1.0, abs=0.1)
+    result = only(gated)
+    assert (result.verdict, result.metrics[0].num_more) == ("inconclusive", 1)
+    assert result.metrics[0].change == pytest.approx(1.0, abs=0.1)
     assert gated.exit_code() == 4, "what could not have failed may not pass"
     base, new = tmp_path / "base", tmp_path / "new"
     # Four pairs have 16 choices of signs: at 5 % none of them is rare enough, at 10 % the rarest is.
@@ -107,10 +107,10 @@ def test_launches_that_ran_at_the_same_time_prove_nothing(tmp_path: Path) -> Non
     for options in (Options(), Options(dedicated=True)):
         gated = compare(tmp_path / "base", tmp_path / "new", options)
         assert (only(gated).verdict, only(gated).suspected) == ("inconclusive", "regression")
-        said = "launches base-2 and new-3 ran at the same time and disturb each other"
+        message = "launches base-2 and new-3 ran at the same time and disturb each other"
         assert (
-            only(gated).reason == f"slower, but {said}; run the launches one after the other"
-            and said in gated.designs[0]
+            only(gated).reason == f"slower, but {message}; run the launches one after the other"
+            and message in gated.designs[0]
         )
 
 
@@ -133,15 +133,15 @@ def test_improvements_and_regressions_share_the_five_percent(tmp_path: Path, cou
     base, faster = taking_turns(tmp_path / "faster", 1e-3, 0.5e-3, count)
     assert only(compare(base, faster)).verdict == ("improvement" if improved else "pass")
     base, slower = taking_turns(tmp_path / "slower", 1e-3, 2e-3, count)
-    found = only(compare(base, slower))
-    assert found.verdict == "regression" and found.metrics[0].p == pytest.approx(2**-count / 0.625)
+    result = only(compare(base, slower))
+    assert result.verdict == "regression" and result.metrics[0].p == pytest.approx(2**-count / 0.625)
 
 
 def test_foreign_load_on_one_side_makes_everything_inconclusive(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1e-3, 1.5e-3, load_at_start=[3.6, 1.0, 1.0])
-    found = only(compare(base, new))
-    assert (found.verdict, found.suspected) == ("inconclusive", "regression")
-    assert "10 % of the CPUs in the baseline, 90 % in the candidate" in found.reason
+    result = only(compare(base, new))
+    assert (result.verdict, result.suspected) == ("inconclusive", "regression")
+    assert "10 % of the CPUs in the baseline, 90 % in the candidate" in result.reason
     quiet = tmp_path / "as-loaded"
     write_side(quiet, lambda index: {CASE: case(steady(1e-3, index))}, start=1020.0, load_at_start=[3.5, 1.0, 1.0])
     assert only(compare(quiet, new)).verdict == "regression"
@@ -266,8 +266,8 @@ def test_a_candidate_launch_that_died_before_its_cases_is_missing_them(tmp_path:
 def test_a_side_that_ran_second_in_every_pair_is_warned_about(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1e-3, 1e-3)
     for sides, side in (((base, new), "candidate"), ((new, base), "baseline")):
-        [said] = compare(*sides).warnings
-        assert f"the {side} ran second in all 10 pairs" in said
+        [message] = compare(*sides).warnings
+        assert f"the {side} ran second in all 10 pairs" in message
     # One pair the other way round: the baseline's last launch right after the candidate's.
     write_side(base, lambda index: {CASE: case(steady(1e-3, 9))}, 10)
     write(base / "base-09.jsonl", records("base-09", 1990.0, {CASE: case(steady(1e-3, 9))}))
@@ -410,9 +410,13 @@ def test_one_launch_three_times_slower_in_all_cases_hides_no_slowdown_and_is_nam
     assert gated.counts == {"regression": 1, "pass": 3}
     assert gated.cases[0].metrics[0].num_launches == 9
     assert gated.cases[0].change == pytest.approx(0.2, abs=0.02)
-    [said] = [sentence for sentence in gated.designs if "left out: " in sentence]
-    times = float(said.split(" took ")[1].split("x")[0])
-    assert "new-04" in said and "base-04" in said and times == pytest.approx(3.0 if side == "new" else 1 / 3, abs=0.15)
+    [message] = [sentence for sentence in gated.designs if "left out: " in sentence]
+    times = float(message.split(" took ")[1].split("x")[0])
+    assert (
+        "new-04" in message
+        and "base-04" in message
+        and times == pytest.approx(3.0 if side == "new" else 1 / 3, abs=0.15)
+    )
 
 
 def test_launches_are_kept_where_several_are_far_apart_or_too_few_would_remain(tmp_path: Path) -> None:

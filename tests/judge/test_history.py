@@ -32,15 +32,15 @@ def table(first: list[tuple[int, float]], num_cases: int = 8, spread: float = 0.
 
 def test_a_change_is_found_where_it_was_made() -> None:
     for levels, cuts in (([(12, 1.0), (8, 1.2)], [12]), ([(9, 1.0), (9, 0.7), (9, 1.0)], [9, 18])):
-        found = change_points(table(levels))
-        assert found.own[0] == pytest.approx(cuts, abs=1) and not found.shared and not any(found.own[1:])
+        result = change_points(table(levels))
+        assert result.own[0] == pytest.approx(cuts, abs=1) and not result.shared and not any(result.own[1:])
 
 
 def test_a_change_of_all_cases_is_found_and_is_no_cases_own() -> None:
     logs = table([(24, 1.0)])
     logs[:, 12:] += math.log(1.3)
-    found = change_points(logs)
-    assert found.shared == [12] and not any(found.own)
+    result = change_points(logs)
+    assert result.shared == [12] and not any(result.own)
 
 
 def test_drift_of_the_machine_and_single_outliers_are_no_change() -> None:

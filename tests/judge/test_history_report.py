@@ -18,15 +18,15 @@ def series(case_id: str, seconds: list[float], changed_at: int | None = None) ->
 
 
 @pytest.mark.parametrize(
-    ("point", "told"),
+    ("point", "message"),
     [
         (Point(1.0, HASH, False, 1.0), "01234567"),
         (Point(1.0, HASH, True, 1.0), "01234567+"),
         (Point(1.0, None, False, 1.0), "-"),
     ],
 )
-def test_a_commit_is_told_in_eight_letters_and_whether_files_differed(point: Point, told: str) -> None:
-    assert commit_text(point) == told
+def test_a_commit_is_told_in_eight_letters_and_whether_files_differed(point: Point, message: str) -> None:
+    assert commit_text(point) == message
 
 
 @pytest.fixture(autouse=True)

@@ -187,8 +187,8 @@ def test_the_effects_of_ranks_are_those_of_which_times_were_made() -> None:
     truth = np.array([0, 0.7, 0, -0.1, 0, 0.2, 0.7, 0])
     logs = np.array([[truth[a] + truth[b] + 3 * level for (a, b), level in zip(pairs, levels, strict=True)]] * 2)
     logs[:, 5] += 2  # a slow link is not its ranks' fault
-    found = rank_effects(logs, pairs, levels, range(8))
-    assert (found - np.median(found, axis=1)[:, None])[0] == pytest.approx(truth - np.median(truth), abs=0.02)
+    result = rank_effects(logs, pairs, levels, range(8))
+    assert (result - np.median(result, axis=1)[:, None])[0] == pytest.approx(truth - np.median(truth), abs=0.02)
 
 
 @pytest.mark.long
@@ -197,9 +197,9 @@ def test_what_is_slow_is_named_and_nothing_else() -> None:
     link = {("link", (2, 7), quantity) for quantity in ("latency", "bandwidth")}
     computes = {("rank", (1,), "compute")}
     for slow, wanted in (({5: 2.0}, rank), ({(2, 7): 2.0}, link), ({("computes", 1): 2.0}, computes)):
-        found = [named(made_up(seed, slow)) for seed in range(20)]
-        assert sum(wanted >= one and bool(one) for one in found) >= 19
-        assert sum(bool(one - wanted) for one in found) <= 1
+        result = [named(made_up(seed, slow)) for seed in range(20)]
+        assert sum(wanted >= one and bool(one) for one in result) >= 19
+        assert sum(bool(one - wanted) for one in result) <= 1
 
 
 @pytest.mark.parametrize("names", ["abcd", "ab"])
@@ -207,14 +207,14 @@ def test_what_is_slow_is_named_and_nothing_else() -> None:
 def test_a_host_all_of_whose_ranks_compute_slowly_is_named_in_their_stead(names: str) -> None:
     hosts = [name for name in names for _ in range(4)]
     slow = {("computes", rank): 2.0 for rank in range(4, 8)}
-    found = [named(made_up(seed, slow, hosts)) for seed in range(20)]
-    assert found.count({("host", (4, 5, 6, 7), "compute")}) >= 19
+    result = [named(made_up(seed, slow, hosts)) for seed in range(20)]
+    assert result.count({("host", (4, 5, 6, 7), "compute")}) >= 19
 
 
 def test_a_host_one_of_whose_ranks_is_very_slow_is_not_named_in_its_stead() -> None:
-    found = [named(made_up(seed, {11: 6.0}, list("aaaabbbbcccc"), 8)) for seed in range(10)]
-    assert all({("rank", (11,), "compute")} <= one for one in found)
-    assert not any(kind == "host" for one in found for kind, _, _ in one)
+    result = [named(made_up(seed, {11: 6.0}, list("aaaabbbbcccc"), 8)) for seed in range(10)]
+    assert all({("rank", (11,), "compute")} <= one for one in result)
+    assert not any(kind == "host" for one in result for kind, _, _ in one)
 
 
 @pytest.mark.parametrize("names", ["abc", "ab"])
@@ -222,8 +222,8 @@ def test_a_host_all_of_whose_own_links_are_slow_is_named_and_none_of_them(names:
     hosts = [name for name in names for _ in range(4)]
     within = {(a, b): 2.0 for a in range(4) for b in range(a + 1, 4)}
     wanted = {("host", (0, 1, 2, 3), quantity) for quantity in ("latency", "bandwidth")}
-    found = [named(made_up(seed, within, hosts)) for seed in range(10)]
-    assert sum(one == wanted for one in found) >= 9
+    result = [named(made_up(seed, within, hosts)) for seed in range(10)]
+    assert sum(one == wanted for one in result) >= 9
     first, *_ = link_lines(made_up(1, within, hosts))
     assert first.startswith("FAIL: host a is ") and "messages within it" in first
 
@@ -247,9 +247,9 @@ def test_links_between_two_hosts_that_are_slower_than_before_are_named() -> None
 def test_of_two_hosts_with_two_ranks_links_can_be_held_against_before_alone() -> None:
     slow, hosts = {(0, 3): 4.0}, list("aabb")
     assert named(made_up(1, slow, hosts)) == set()
-    told = judged(made_up(1, slow, hosts))
-    assert told and not told.is_conclusive, "a check before a job says so"
-    assert "fewer than 4 links of a kind: 2 within a host, 2 across hosts, same local rank" in told.lines[0]
+    message = judged(made_up(1, slow, hosts))
+    assert message and not message.is_conclusive, "a check before a job says so"
+    assert "fewer than 4 links of a kind: 2 within a host, 2 across hosts, same local rank" in message.lines[0]
     assert since(made_up(1, slow, hosts), made_up(2, {}, hosts)) == {
         ("link", (0, 3), "latency"),
         ("link", (0, 3), "bandwidth"),
@@ -333,8 +333,8 @@ def test_a_host_with_one_slow_rank_is_not_named_as_slow_at_times() -> None:
     """Its mean is near the limit in some passes, though nearly all of its ranks are as fast as others."""
     faults = Faults(computes=(177,), cable=(367,))
     verdict = verdict_on(simulated(512, faults, np.random.default_rng([1, 512, 11, 4])))
-    found = {(part.kind, part.ranks, slow_in(part)) for part in verdict.parts}
-    assert found == {(RANK, (177,), "computing"), (RANK, (367,), "large messages")}
+    result = {(part.kind, part.ranks, slow_in(part)) for part in verdict.parts}
+    assert result == {(RANK, (177,), "computing"), (RANK, (367,), "large messages")}
 
 
 def test_segments_that_the_loopback_interface_retransmits_are_no_lost_packets() -> None:

@@ -32,7 +32,7 @@ def typed(case: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "earlier", "said"),
+    ("scenario", "earlier", "message"),
     [
         (
             "links",
@@ -44,17 +44,17 @@ def typed(case: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_what_links_cannot_be_held_against_is_refused_before_measuring(
-    tmp_path: Path, known_host: Any, scenario: str, earlier: Any, said: str
+    tmp_path: Path, known_host: Any, scenario: str, earlier: Any, message: str
 ) -> None:
     run = made_up(1, {})
     file = saved(run if earlier else replace(run, cases=[]), tmp_path / "earlier.jsonl")
     words = ["run", scenario, "--quick", "--mesh", "dp_shard=2,tp=2", "--results", str(tmp_path / "out")]
     done = CliRunner().invoke(main, [*words, "--against", str(file)])
-    assert done.exit_code == 2 and said in done.output and not (tmp_path / "out").exists()
+    assert done.exit_code == 2 and message in done.output and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("slow", "passes", "earlier", "code", "said"),
+    ("slow", "passes", "earlier", "code", "message"),
     [
         ({5: 2.0}, 16, None, 1, "FAIL: rank 5 (on b) is 2.02x slower "),
         ({}, 16, None, 0, ""),
@@ -64,7 +64,7 @@ def test_what_links_cannot_be_held_against_is_refused_before_measuring(
     ],
 )
 def test_a_silent_check_before_a_job_says_what_is_slow_or_could_not_be_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any, slow: Any, passes: int, earlier: Any, code: int, said: str
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, slow: Any, passes: int, earlier: Any, code: int, message: str
 ) -> None:
     runs = {"now": made_up(1, slow, num_passes=passes), "earlier.jsonl": made_up(2, earlier or {})}
     runs["earlier.jsonl"] = replace(runs["earlier.jsonl"], path=Path("earlier.jsonl"))
@@ -74,7 +74,7 @@ def test_a_silent_check_before_a_job_says_what_is_slow_or_could_not_be_told(
     asked = LinkOptions(fail_on_outlier=True, against=None if earlier is None else Path("earlier.jsonl"))
     assert links_code(jobs, asked, silent=True, form="table") == code
     err = capsys.readouterr().err
-    assert said in err and bool(err) == bool(said)
+    assert message in err and bool(err) == bool(message)
 
 
 def test_a_slow_rank_is_named_with_its_device() -> None:
@@ -82,8 +82,8 @@ def test_a_slow_rank_is_named_with_its_device() -> None:
     for case in run.cases:
         if case["case"]["params"]["op"] == "matmul":
             case["case"]["params"]["devices"] = [f"cuda:{rank % 4}" for rank in range(8)]
-    found = judged(run)
-    assert found and found.lines[0].startswith("FAIL: rank 5 (cuda:1 on b) is 2.02x slower ")
+    result = judged(run)
+    assert result and result.lines[0].startswith("FAIL: rank 5 (cuda:1 on b) is 2.02x slower ")
 
 
 def test_an_earlier_run_of_other_hosts_is_said() -> None:

@@ -167,8 +167,8 @@ def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(
     ]
     monkeypatch.setattr(worker, "all_cases", lambda *arguments: case_specs)
     monkeypatch.setattr(worker, "_of_case", lambda opened_case, context: {})
-    found = worker.signature(job)
-    assert (found["cases"], found["left_out"]) == ({"fine": {}}, {"raises": "RuntimeError: not"})
+    result = worker.signature(job)
+    assert (result["cases"], result["left_out"]) == ({"fine": {}}, {"raises": "RuntimeError: not"})
     del case_specs[0]
     with pytest.raises(UserError, match=r"no case runs .*: raises raises RuntimeError: not; check"):
         worker.signature(job)
@@ -188,16 +188,16 @@ def test_frozen_parameters_and_a_second_forward_have_a_predicted_peak() -> None:
 
 
 def total(counts: Counter[CommunicationPath]) -> Counter[tuple[str, str]]:
-    found: Counter[tuple[str, str]] = Counter()
+    result: Counter[tuple[str, str]] = Counter()
     for path, count in counts.items():
-        found[path.mesh_dim, path.kind] += count
-    return found
+        result[path.mesh_dim, path.kind] += count
+    return result
 
 
 def test_the_sixty_collectives_of_a_step_with_tp_and_fsdp_are_found_and_owned(written: dict[str, Signature]) -> None:
     """What was counted by other means on such a model: 4 blocks, TP with sequence parallel x FSDP2 on 2x2."""
-    found = written["llama_2d"]
-    [counts] = found.cases.values()
+    result = written["llama_2d"]
+    [counts] = result.cases.values()
     assert total(Counter(counts)) == {
         ("tp", "all_gather"): 19,
         ("tp", "reduce_scatter"): 18,
@@ -212,7 +212,7 @@ def test_the_sixty_collectives_of_a_step_with_tp_and_fsdp_are_found_and_owned(wr
     [gather] = {path.payload_bytes for path in counts if path.source == "fsdp" and path.owner == "layers.*"}
     assert gather == ((4 * 128 * 128 + 3 * 128 * 512) // 2 + 2 * 128) * 4
     # Parameters, gradients and AdamW's two moments of a quarter of the model are the least that a rank holds.
-    [peak] = found.peaks.values()
+    [peak] = result.peaks.values()
     num_parameters = 2 * 1000 * 128 + 4 * (4 * 128 * 128 + 3 * 128 * 512)
     assert peak > 4 * 4 * num_parameters / 4
 
@@ -224,12 +224,12 @@ def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module(written: dic
     by_change = {case.partition("change=")[2]: counts for case, counts in written["changes"].cases.items()}
     plain = by_change.pop("none")
     assert len(by_change) == 20 and set(by_change) == set(NAMED) == set(CHANGES)
-    said = {
+    message = {
         change: differences(signature_of(dict(plain)), signature_of(dict(counts)))
         for change, counts in by_change.items()
     }
     for change, module in NAMED.items():
-        assert any(text.startswith(f"step/x: {module}, ") for text in said[change]), (change, said[change])
+        assert any(text.startswith(f"step/x: {module}, ") for text in message[change]), (change, message[change])
     # And what became of it, where torch's own documentation says what that is.
     for change, says in {
         "SequenceParallel dropped before attention": "layers.*.attention_norm, backward: -2 all_reduce over tp",
@@ -240,7 +240,7 @@ def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module(written: dic
         "one layer's feed_forward gathers twice": "layers.*.feed_forward.w1, forward: +1 all_gather over tp",
         "parameters gathered in bf16": "f32 became",
     }.items():
-        assert any(says in text for text in said[change]), said[change]
+        assert any(says in text for text in message[change]), message[change]
 
 
 def test_the_world_may_be_of_any_size(written: dict[str, Signature]) -> None:
@@ -445,9 +445,9 @@ def test_what_ci_reads_of_the_exact_gate(tmp_path: FilePath, monkeypatch: pytest
         "base.signature": ["error"],
         "new.signature": ["error"],
     }
-    found = json.loads((tmp_path / "j").read_text())
-    assert found["exit_code"] == 1 and found["same"] == ["same.signature"]
-    assert [len(texts) for texts in found["changed"].values()] == [2] and len(found["uncompared"]) == 2
+    result = json.loads((tmp_path / "j").read_text())
+    assert result["exit_code"] == 1 and result["same"] == ["same.signature"]
+    assert [len(texts) for texts in result["changed"].values()] == [2] and len(result["uncompared"]) == 2
     page = summary.read_text()
     assert page.startswith("# exact gate: FAIL: 1 of 2 signatures changed (2 differences)") and page.count("\n- ") == 4
 

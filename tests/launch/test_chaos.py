@@ -10,9 +10,9 @@ from benchmarks.chaos_faults import FAULTS
 from benchmarks.chaos_record import Run
 
 
-def judged(name: str, said: str, exit_code: int = 1, after: tuple[str, ...] = ("a", "b")) -> dict[str, int]:
+def judged(name: str, message: str, exit_code: int = 1, after: tuple[str, ...] = ("a", "b")) -> dict[str, int]:
     fault = next(fault for fault in FAULTS if fault.name == name)
-    return dict(judge(fault, ["a", "b"], [*after], exit_code, said, late=False))
+    return dict(judge(fault, ["a", "b"], [*after], exit_code, message, late=False))
 
 
 def test_the_chaos_test_sees_what_goes_wrong() -> None:

@@ -246,8 +246,8 @@ def test_a_log_that_grows_too_long_is_cut_with_a_warning(
     given = (*SHORT, "--results", str(tmp_path), "--set", "misdeed=print", "--set", "case=3")
     done = ranks.run_here("run", MISDEEDS, *given)
     assert done.exit_code == 0, done.output
-    said = next(line for line in done.stderr.splitlines() if line.startswith("distbench: warning: misdeeds: "))
-    cut = float(re.findall(r"([\d,]+) MB were removed", said)[0].replace(",", ""))
+    message = next(line for line in done.stderr.splitlines() if line.startswith("distbench: warning: misdeeds: "))
+    cut = float(re.findall(r"([\d,]+) MB were removed", message)[0].replace(",", ""))
     assert cut >= 1 and all(path.stat().st_size <= 1_500_000 for path in tmp_path.rglob("*.log"))
 
 
@@ -292,9 +292,12 @@ def test_what_a_step_forks_ends_with_the_launch(ranks: Ranks, tmp_path: Path) ->
 def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: Ranks, tmp_path: Path) -> None:
     done = ranks.cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--results", str(tmp_path))
     assert done.returncode == 2, done.stderr
-    told = " ".join(done.stderr.split())
-    assert "mesh dim 'tp' of size 2 does not divide 15" in told and "{up_proj,down_proj}.weight; up_proj.bias" in told
-    assert told.endswith("Use --mesh tp=1 (checked), or change the plan") and len(done.stderr.splitlines()) <= 12
+    message = " ".join(done.stderr.split())
+    assert (
+        "mesh dim 'tp' of size 2 does not divide 15" in message
+        and "{up_proj,down_proj}.weight; up_proj.bias" in message
+    )
+    assert message.endswith("Use --mesh tp=1 (checked), or change the plan") and len(done.stderr.splitlines()) <= 12
     assert run_files(tmp_path) == []
     assert_nothing_runs(tmp_path)
 
@@ -307,8 +310,10 @@ def start(ranks: Ranks, folder: Path, python: str = sys.executable) -> subproces
 def wait_for_case_3(folder: Path) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        told = [json.loads(line) for path in folder.rglob("progress.jsonl") for line in path.read_text().splitlines()]
-        if any(event["event"] == "case" and event["index"] == 2 for event in told):
+        message = [
+            json.loads(line) for path in folder.rglob("progress.jsonl") for line in path.read_text().splitlines()
+        ]
+        if any(event["event"] == "case" and event["index"] == 2 for event in message):
             return
         time.sleep(0.05)
     raise AssertionError("case 3 never began")

@@ -40,8 +40,8 @@ def test_a_run_goes_on_where_standard_error_is_full_and_says_why_a_case_is_wrong
     done = ranks.run("bash", "-c", f"{ranks.forked_python} {words} 2>/dev/full")
     assert done.returncode == 0 and len(run_files(tmp_path)) == 1
     done = ranks.run(ranks.forked_python, *words.split(), "--set", "misdeed=nan")
-    said = [line for line in done.stderr.splitlines() if line.startswith("distbench:")]
-    assert done.returncode == 1 and len(said) == 1 and "case=3 is wrong (rank 0: the loss " in said[0]
+    message = [line for line in done.stderr.splitlines() if line.startswith("distbench:")]
+    assert done.returncode == 1 and len(message) == 1 and "case=3 is wrong (rank 0: the loss " in message[0]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -72,9 +72,9 @@ def test_a_disk_that_fills_up_with_the_logs_keeps_its_cases_and_a_footer(ranks: 
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--results", folder)
-        said = [line for line in done.stderr.splitlines() if line.startswith("distbench:")]
-        assert done.returncode == 2 and len(said) == 1, done.stderr
-        assert "cannot be written: No space left on device" in said[0]
+        message = [line for line in done.stderr.splitlines() if line.startswith("distbench:")]
+        assert done.returncode == 2 and len(message) == 1, done.stderr
+        assert "cannot be written: No space left on device" in message[0]
         (file,) = run_files(folder)
         run = read_run(file)
         assert run.footer is not None and run.footer["num_by_status"] == {"ok": len(run.cases)} and run.cases

@@ -56,16 +56,16 @@ def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.Monk
         address = f"127.0.0.1:{there.getsockname()[1]}"
         for sentence in ("does not respond (", "for 2 nodes at 127.0.0.1:"):
             asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", (), timeout_s=0.05)
-            said: list[str] = []
+            message: list[str] = []
             process = FakeTorchrun()
-            watch = nodes._Watch(address, asked, said.append)
+            watch = nodes._Watch(address, asked, message.append)
             monkeypatch.setattr(nodes, "_has_children", lambda pid: False)
             watch.follow(process)  # type: ignore[arg-type]
-            assert len(said) == 1 and sentence in said[0] and sentence in watch.given_up and process.is_killed
+            assert len(message) == 1 and sentence in message[0] and sentence in watch.given_up and process.is_killed
             there.listen()
         monkeypatch.setattr(nodes, "_has_children", lambda pid: True)
         watch.follow(FakeTorchrun())  # type: ignore[arg-type]
-        assert len(said) == 1
+        assert len(message) == 1
 
 
 class FakeTorchrun:
@@ -115,8 +115,8 @@ def test_a_node_that_only_slurm_knows_by_name_is_met_at_its_address(monkeypatch:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setattr(rendezvous, "address_by_slurm", {"no-such-host.invalid": "10.0.0.7"}.get)
-    found = require_address(Joined(1, 2, {"RANK": "1"}, "no-such-host.invalid:20007"))
-    assert (found.address, found.variables["MASTER_ADDR"]) == ("10.0.0.7:20007", "10.0.0.7")
+    result = require_address(Joined(1, 2, {"RANK": "1"}, "no-such-host.invalid:20007"))
+    assert (result.address, result.variables["MASTER_ADDR"]) == ("10.0.0.7:20007", "10.0.0.7")
 
 
 def test_an_address_that_is_none_is_refused_before_torch_waits_for_it() -> None:
@@ -141,11 +141,11 @@ def test_a_rank_that_waits_says_once_where_and_what_answers(capsys: pytest.Captu
         assert not capsys.readouterr().err
         meeting.waited(21)
         meeting.waited(22)
-        said = capsys.readouterr().err
+        message = capsys.readouterr().err
         assert (
-            said.count("\n") == 1
-            and f"rank 1 has waited 21 s at {address}" in said
-            and "this address does not respond" in said
+            message.count("\n") == 1
+            and f"rank 1 has waited 21 s at {address}" in message
+            and "this address does not respond" in message
         )
         listening.listen()
         Meeting(Joined(2, 4, {"LOCAL_RANK": "0"}, address)).waited(21)
@@ -171,8 +171,8 @@ def test_what_ranks_of_a_host_say_alike_is_said_once(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(say_once.time, "sleep", others)
     say_once.say_once(f"mesh of {os.getpid()} is wrong")
-    said = [f"mesh of {os.getpid()} is wrong", f"rank 1 of {os.getpid()} alone is wrong"]
-    assert capsys.readouterr().err.splitlines() == said
+    message = [f"mesh of {os.getpid()} is wrong", f"rank 1 of {os.getpid()} alone is wrong"]
+    assert capsys.readouterr().err.splitlines() == message
     monkeypatch.delenv("RANK")
     monkeypatch.delenv("WORLD_SIZE")
     say_once.say_once("without ranks")

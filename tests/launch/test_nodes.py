@@ -79,7 +79,7 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--mesh", "tp=3", "--nodes", "2"), "which is not divisible by 2 nodes; give --ranks-per-node"),
         (("--mesh", "tp=4", "--nodes", "2", "--ranks-per-node", "8"), "2 nodes of 8 ranks have 16"),
@@ -113,9 +113,9 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
         (("--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args", "'a\nx'"), "has several lines"),
     ],
 )
-def test_what_cannot_be_launched_is_one_sentence(words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_launched_is_one_sentence(words: tuple[str, ...], message: str) -> None:
     code, text = run(*words)
-    assert code == 2 and said in text
+    assert code == 2 and message in text
 
 
 @pytest.mark.parametrize(("launcher", "program"), [("slurm", "sbatch"), ("torchx", "torchx")])
@@ -170,23 +170,23 @@ def followed(
     monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    said: list[str] = []
+    message: list[str] = []
     asked = NodeLaunch(("tiny",), 2, 1, "cpu", tmp_path, "distbench-tiny")
     try:
-        return slurm.run_by_slurm(asked, said.append), said
+        return slurm.run_by_slurm(asked, message.append), message
     except (UserError, KeyboardInterrupt) as error:
-        return error, said
+        return error, message
 
 
 def test_why_a_job_waits_is_said_once_with_when_it_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     waits = (0, "JobId=3 JobState=PENDING Reason=Resources StartTime=2026-01-01T10:00:00", "")
     gone = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
     over = (0, "JobId=3 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53", "")
-    code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, waits, gone, gone, over])
-    assert code == 1 and len(said) == 4
-    assert said[1] == "Slurm job 3 waits: Resources; Slurm expects to start the job at 2026-01-01T10:00:00"
-    assert said[2].startswith("Slurm does not respond (slurm_load_jobs error: Unable to contact slurm controller)")
-    assert "give a --results folder that this host and all nodes share" in said[3]
+    code, message = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, waits, gone, gone, over])
+    assert code == 1 and len(message) == 4
+    assert message[1] == "Slurm job 3 waits: Resources; Slurm expects to start the job at 2026-01-01T10:00:00"
+    assert message[2].startswith("Slurm does not respond (slurm_load_jobs error: Unable to contact slurm controller)")
+    assert "give a --results folder that this host and all nodes share" in message[3]
 
 
 def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(slurm, "slurm_command", lambda *command: commands.append(command) or answers[command[0]])  # type: ignore[func-returns-value]
     monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    said: list[str] = []
+    message: list[str] = []
     out = tmp_path / "100% %j"
-    slurm.run_by_slurm(NodeLaunch(("k\udce4fer",), 2, 1, "cpu", out, "distbench-tiny"), said.append)
-    assert said[0] == "sbatch: warning: no memory was asked for" and said[1].startswith("Slurm job 31;west: ")
+    slurm.run_by_slurm(NodeLaunch(("k\udce4fer",), 2, 1, "cpu", out, "distbench-tiny"), message.append)
+    assert message[0] == "sbatch: warning: no memory was asked for" and message[1].startswith("Slurm job 31;west: ")
     assert commands[1] == ("scontrol", "--clusters=west", "--oneliner", "show", "job", "31")
     output = next(word for word in commands[0] if word.startswith("--output="))
     assert "/100%% %%j/slurm/" in output, "Slurm would put the job's number there"
@@ -262,9 +262,9 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(slurm, "state_of", interrupted)
-    error, said = followed(monkeypatch, tmp_path, [(0, "3", ""), (1, "", "Unable to contact slurm controller")])
+    error, message = followed(monkeypatch, tmp_path, [(0, "3", ""), (1, "", "Unable to contact slurm controller")])
     assert isinstance(error, KeyboardInterrupt)
-    assert "could not be cancelled (Unable to contact slurm controller), and may continue" in said[-1]
+    assert "could not be cancelled (Unable to contact slurm controller), and may continue" in message[-1]
 
 
 @pytest.mark.parametrize(
@@ -299,38 +299,40 @@ def test_jobs_that_are_submitted_in_one_second_have_files_of_their_own(
 
 
 def test_a_job_that_sbatch_does_not_name_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    error, said = followed(monkeypatch, tmp_path, [(0, "", "sbatch: Job 3 to start at noon")])
-    assert isinstance(error, UserError) and "Job 3 to start at noon" in str(error) and not said
+    error, message = followed(monkeypatch, tmp_path, [(0, "", "sbatch: Job 3 to start at noon")])
+    assert isinstance(error, UserError) and "Job 3 to start at noon" in str(error) and not message
 
 
 def test_a_step_that_was_killed_has_its_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`scancel JOB.STEP`: the job itself has failed, and no rank could say why."""
     ended = (0, "JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0", "")
     monkeypatch.setattr(slurm, "_is_missing", lambda log, wait_s: False)
-    code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), ended])
-    assert code == 137 and said[-1].startswith(
+    code, message = followed(monkeypatch, tmp_path, [(0, "3", ""), ended])
+    assert code == 137 and message[-1].startswith(
         "Slurm job 3 ended with exit code 137 (srun's message is above); finished cases"
     )
 
 
 def test_the_output_of_a_job_that_is_queued_again_is_shown_from_its_beginning(tmp_path: Path) -> None:
-    log, said = tmp_path / "log", list[str]()
+    log, message = tmp_path / "log", list[str]()
     log.write_text("first launch\n")
-    shown = slurm._show(log, 0, said.append)
+    shown = slurm._show(log, 0, message.append)
     log.write_text("second\n")
-    slurm._show(log, shown, said.append)
-    assert said == ["first launch", "second"]
+    slurm._show(log, shown, message.append)
+    assert message == ["first launch", "second"]
 
 
 def test_of_torchxs_traceback_its_last_line_is_kept() -> None:
-    said: list[str] = []
-    complaint = nodes._Complaint(said.append)
+    message: list[str] = []
+    complaint = nodes._Complaint(message.append)
     first = f'{nodes._TRACEBACK}\n  File "x", line 1\na.FirstError: x\n\n'
     second = f"{nodes._TRACEBACK}\ndocker.Error: none\n  more of it\n"
     text = f"sh/0 {nodes._TRACEBACK}\nINFO built\n{first}{second}"
     process = SimpleNamespace(stderr=io.BytesIO(text.encode()))
     complaint.follow(process)  # type: ignore[arg-type]
-    assert said == ["sh/0 Traceback (most recent call last):", "INFO built"] and complaint.last == "docker.Error: none"
+    assert (
+        message == ["sh/0 Traceback (most recent call last):", "INFO built"] and complaint.last == "docker.Error: none"
+    )
 
 
 def test_within_an_allocation_the_job_is_a_step_of_it() -> None:

@@ -50,11 +50,11 @@ def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 @pytest.mark.long
 def test_a_case_has_the_same_outcome_whatever_runs_before_it_and_its_cause_is_named(runs: dict[str, Any]) -> None:
     run = runs["own_calls"]
-    found = {row["case"]["params"]["variant"].removeprefix("how="): row for row in run.cases}
-    assert {name: row["status"] for name, row in found.items()} == {name: status for name, (status, _) in ROWS.items()}
+    result = {row["case"]["params"]["variant"].removeprefix("how="): row for row in run.cases}
+    assert {name: row["status"] for name, row in result.items()} == {name: status for name, (status, _) in ROWS.items()}
     for name, (_, says) in ROWS.items():
-        assert says in (found[name]["error"] or ""), name
-    assert "even in eval mode" in found["noise"]["error"]
+        assert says in (result[name]["error"] or ""), name
+    assert "even in eval mode" in result["noise"]["error"]
     assert run.footer["num_relaunches"] == 0
 
 

@@ -154,8 +154,8 @@ def test_a_hang_is_a_timeout_and_a_rank_that_raised_alone_has_raised(launched: A
 def test_ranks_are_not_started_again_after_what_no_case_did(
     launched: Any, misdeed: dict[str, Any], rows: list[Any], exit_code: int
 ) -> None:
-    outcome, ranks, found = launched(misdeed.get)
-    assert len(ranks.jobs) == 1 and found == rows and outcome.exit_code == exit_code
+    outcome, ranks, result = launched(misdeed.get)
+    assert len(ranks.jobs) == 1 and result == rows and outcome.exit_code == exit_code
 
 
 def test_a_relaunch_that_dies_in_set_up_is_not_retried(launched: Any, tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_the_footer_says_how_the_time_was_spent(shipped: dict[str, Run]) -> None
 
 def test_in_passes_every_case_is_come_back_to_after_all_others(shipped: dict[str, Run]) -> None:
     run = shipped[IN_PASSES]
-    told = (Path(run.header["job"]["log_dir"]) / "progress.jsonl").read_text().splitlines()
-    begun = [event["id"] for event in map(json.loads, told) if event["event"] == "case"]
+    message = (Path(run.header["job"]["log_dir"]) / "progress.jsonl").read_text().splitlines()
+    begun = [event["id"] for event in map(json.loads, message) if event["event"] == "case"]
     ids = [record["case"]["id"] for record in run.cases]
     assert len(ids) > 1 and begun[: len(ids)] == ids and sorted(begun[len(ids) :]) == sorted(ids)
     for record in run.cases:
@@ -219,8 +219,8 @@ def test_what_gloo_really_runs_is_what_we_say_it_runs(ranks: Ranks, tmp_path: Pa
     ranks.torchrun(2, ROOT / "tests" / "ranks" / "backend_spans.py", out, check=True)
     spans = json.loads(out.read_text())
     names = {"send_recv": "send"}
-    said = {op: BACKEND_OPS.get(("gloo", op), names.get(op, op)) for op in spans}
-    assert said == {op: seen[0] for op, seen in spans.items()}
+    message = {op: BACKEND_OPS.get(("gloo", op), names.get(op, op)) for op in spans}
+    assert message == {op: seen[0] for op, seen in spans.items()}
 
 
 def test_under_torchrun_the_command_joins_as_a_rank_and_pipelined_samples_are_recorded_as_such(

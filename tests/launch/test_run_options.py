@@ -71,12 +71,12 @@ def test_a_dry_run_lists_the_cases_and_takes_the_time_from_the_run_before(
 ) -> None:
     words = ("run", DATA / "tiny.py", MISDEEDS, *FEW, "--dry-run", "--results", chosen[0])
     before = run_files(chosen[0])
-    told = children.cli(*words, "-k", "case").stdout.splitlines()
+    message = children.cli(*words, "-k", "case").stdout.splitlines()
     (run,) = map(read_run, before)
     wall_s = (run.footer or {})["wall_s"] * 5 / 2
-    assert told[0].startswith(f"misdeeds on dp_shard=2 (2 ranks, cpu): 5 cases, about {wall_s:.0f} s (as on 20")
-    assert [line.strip().rpartition("/")[2] for line in told[1:6]] == [f"case={number}" for number in range(1, 6)]
-    assert run_files(chosen[0]) == before and len(told) == 6
+    assert message[0].startswith(f"misdeeds on dp_shard=2 (2 ranks, cpu): 5 cases, about {wall_s:.0f} s (as on 20")
+    assert [line.strip().rpartition("/")[2] for line in message[1:6]] == [f"case={number}" for number in range(1, 6)]
+    assert run_files(chosen[0]) == before and len(message) == 6
     other = children.cli("run", DATA / "tiny.py", "--dry-run", "--results", chosen[0]).stdout
     assert "tiny on tp=2 (2 ranks, cpu): 1 case, no earlier run with these settings: 5 s timed" in other
     (record,) = json.loads(children.cli("run", DATA / "tiny.py", "--dry-run", "--json", "--results", chosen[0]).stdout)
@@ -84,12 +84,12 @@ def test_a_dry_run_lists_the_cases_and_takes_the_time_from_the_run_before(
 
 
 def test_list_tells_one_scenario_in_full(chosen: tuple[Path, str], children: Children) -> None:
-    told = children.cli("list", "cp_attention", MISDEEDS, "--results", chosen[0], "--width", "80").stdout
-    assert "rotate         = allgather, alltoall, ulysses" in told and "dim       = 512" in told
-    assert "with --quick  dim=128, sequence=512" in told and "no finished run of this machine" in told
-    assert " s for 2 cases on dp_shard=2, of which at most 0.5 s timed" in told and '"before")' in told
-    assert find("cp_attention")[0].summary.split(",")[0] in told
-    assert all(len(line) <= 80 for line in told.splitlines() if "/" not in line)
+    message = children.cli("list", "cp_attention", MISDEEDS, "--results", chosen[0], "--width", "80").stdout
+    assert "rotate         = allgather, alltoall, ulysses" in message and "dim       = 512" in message
+    assert "with --quick  dim=128, sequence=512" in message and "no finished run of this machine" in message
+    assert " s for 2 cases on dp_shard=2, of which at most 0.5 s timed" in message and '"before")' in message
+    assert find("cp_attention")[0].summary.split(",")[0] in message
+    assert all(len(line) <= 80 for line in message.splitlines() if "/" not in line)
 
 
 def test_an_interrupted_run_goes_on_with_the_cases_that_have_no_row(

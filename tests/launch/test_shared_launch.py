@@ -97,8 +97,8 @@ def test_every_scenario_has_its_run_file_footer_and_logs_and_only_the_first_wait
     spent = {name: (run.footer or {})["spent_s"] for name, run in runs.items()}
     assert spent["witness"]["imports"] < 0.01  # a forked process has imported all there is
     for run in runs.values():
-        told = [json.loads(line)["event"] for line in (log_dir(run) / "progress.jsonl").read_text().splitlines()]
-        assert told[0] == "meeting" and told.count("end") <= 1
+        message = [json.loads(line)["event"] for line in (log_dir(run) / "progress.jsonl").read_text().splitlines()]
+        assert message[0] == "meeting" and message.count("end") <= 1
         assert sorted(path.name for path in log_dir(run).glob("rank*.log")) == ["rank0.log", "rank1.log"]
         assert (log_dir(run) / "launch.log").exists()
     left = (log_dir(runs["spoiler"]) / "progress.jsonl").read_text().splitlines()[-2:]

@@ -94,8 +94,8 @@ def at_once(ranks: Ranks, lines: list[str], **variables: str) -> list[tuple[int,
     """Exit code and output of commands that run at the same time."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     started = [ranks.start("bash", "-c", line, variables=variables, **streams) for line in lines]
-    said = [process.communicate(timeout=120)[0] for process in started]
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+    message = [process.communicate(timeout=120)[0] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, message, strict=True)]
 
 
 def test_no_command_of_the_page_is_left_out() -> None:
@@ -148,8 +148,8 @@ def test_torchx_runs_it_on_this_machine(ranks: Ranks, path: str, tmp_path: Path)
     from torchx.components.dist import ddp
     from torchx.specs.builders import materialize_appdef
 
-    ((code, said),) = at_once(ranks, [smaller(TORCHX[0], tmp_path) + " --mesh tp=2"], PATH=path)
-    assert code == 0 and statuses(tmp_path) == ["ok"], said
+    ((code, message),) = at_once(ranks, [smaller(TORCHX[0], tmp_path) + " --mesh tp=2"], PATH=path)
+    assert code == 0 and statuses(tmp_path) == ["ok"], message
     # Kubernetes: as far as its component takes the words.
     shown = ranks.run("bash", "-c", f"{KUBERNETES[0]} --device cpu --dry-run", variables={"PATH": path})
     words = shlex.split(shown.stdout)
@@ -172,13 +172,13 @@ def test_a_run_on_two_nodes_is_submitted_followed_and_one_run(
     ranks: Ranks, cluster: SlurmCluster, path: str, tmp_path: Path
 ) -> None:
     line = smaller(SUBMITTED[0], tmp_path).replace("--quiet", "--quick")
-    ((code, said),) = at_once(ranks, [line], PATH=path, **cluster.variables)
-    assert code == 0, said
+    ((code, message),) = at_once(ranks, [line], PATH=path, **cluster.variables)
+    assert code == 0, message
     (file,) = run_files(tmp_path)
     run = read_run(file)
     assert [record["status"] for record in run.cases] == ["ok"] and run.footer is not None
     job_id = run.header["environment"]["variables"]["SLURM_JOB_ID"]
-    assert f"Slurm job {job_id}" in said and "tiny: 1 ok ->" in said
+    assert f"Slurm job {job_id}" in message and "tiny: 1 ok ->" in message
     (script,) = (tmp_path / "slurm").glob("*.sbatch")
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in script.read_text()
     # One folder of logs for the run, in which each rank has its own.
@@ -221,8 +221,8 @@ def test_ctrl_c_cancels_the_job_and_keeps_what_was_measured(
         time.sleep(0.2)
     kept = {record["case"]["id"] for record in read_run(files[0]).cases if record["status"] == "ok"}
     following.send_signal(signal.SIGINT)
-    said = following.communicate(timeout=PATIENCE_S)[1]
-    assert following.returncode == 130 and "is cancelled; finished cases are in" in said
+    message = following.communicate(timeout=PATIENCE_S)[1]
+    assert following.returncode == 130 and "is cancelled; finished cases are in" in message
     while cluster.ask("squeue", "-h"):
         assert time.monotonic() < until + 60
         time.sleep(0.2)
@@ -243,13 +243,15 @@ def test_what_slurm_or_a_node_cannot_do_is_one_sentence(
     # RFC 2606 keeps this name from being anybody's.
     step = f"srun --nodes 2 --ntasks-per-node 1 distbench run {DATA / 'tiny.py'} --mesh tp=2 --results {tmp_path}"
     lines.insert(0, f"MASTER_ADDR=no-such-host.invalid {step}")
-    (code, said), *ended = at_once(ranks, lines if cluster.has_private else lines[:3], PATH=path, **cluster.variables)
+    (code, message), *ended = at_once(
+        ranks, lines if cluster.has_private else lines[:3], PATH=path, **cluster.variables
+    )
     assert (
         code == 2
-        and "MASTER_ADDR=no-such-host.invalid does not resolve on this host" in said
-        and "Traceback" not in said
+        and "MASTER_ADDR=no-such-host.invalid does not resolve on this host" in message
+        and "Traceback" not in message
     )
-    for (code, said), sentence in zip(ended, commands, strict=False):
-        assert code in (1, 2) and sentence in said.splitlines()[-1] and "Traceback" not in said
+    for (code, message), sentence in zip(ended, commands, strict=False):
+        assert code in (1, 2) and sentence in message.splitlines()[-1] and "Traceback" not in message
     assert "--launcher-args" in ended[0][1]
     assert not cluster.ask("squeue", "-h", "--states", "PENDING,RUNNING")

@@ -44,9 +44,9 @@ def test_the_first_host_of_a_node_list(nodelist: str, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "node", "count"),
+    ("message", "node", "count"),
     [("4(x2),3", "2", 3), ("8", "0", 8), ("2(x3),1", "3", 1), ("", "0", 6), ("4", "9", 6), ("4", "x", 6)],
 )
-def test_tasks_by_node(told: str, node: str, count: int) -> None:
-    environ = {"SLURM_STEP_TASKS_PER_NODE": told, "SLURM_NODEID": node, "SLURM_NTASKS_PER_NODE": "6"}
+def test_tasks_by_node(message: str, node: str, count: int) -> None:
+    environ = {"SLURM_STEP_TASKS_PER_NODE": message, "SLURM_NODEID": node, "SLURM_NTASKS_PER_NODE": "6"}
     assert tasks_on_node(environ) == count

@@ -89,6 +89,6 @@ def test_a_host_lost_in_the_middle_is_named_and_finished_cases_are_kept(launch: 
     *kept, broken = launch.cut.cases
     assert launch.exit_code != 0
     assert len(kept) >= MIN_ROWS and {record["status"] for record in kept} == {"ok"}
-    said = f"host {LOST} is lost: its rank 1 no longer responds"
-    assert (broken["status"], said in broken["error"], said in launch.output) == ("aborted", True, True)
+    message = f"host {LOST} is lost: its rank 1 no longer responds"
+    assert (broken["status"], message in broken["error"], message in launch.output) == ("aborted", True, True)
     assert launch.cut.footer is not None and "1 case broke the launch" in launch.cut.footer["message"]

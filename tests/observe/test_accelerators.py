@@ -114,13 +114,13 @@ class Keys(dict[str, str]):
 def present(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Presence], list[tuple[int, str]]]]:
     """Three ranks, as threads of this process, and (rank, what it was told) of those who heard of an end."""
     monkeypatch.setattr(agreement, "GONE_AFTER_S", 0.0)
-    store, told = Keys(), []
+    store, output = Keys(), []
 
     def teller(rank: int) -> Callable[[str], None]:
-        return lambda message: told.append((rank, message))
+        return lambda message: output.append((rank, message))
 
     ranks = [Presence(store, rank, ("a", "a", "b"), "127.0.0.1", teller(rank)) for rank in range(3)]  # type: ignore[arg-type]
-    yield ranks, told
+    yield ranks, output
     for one in ranks:
         one.leave()
         if one._link is not None:
@@ -140,12 +140,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_a_rank_that_vanishes_is_named_to_all_others(present: tuple[list[Presence], list[tuple[int, str]]]) -> None:
     """As a process that is killed does: its connection is closed by the kernel, and nothing is said."""
-    ranks, told = present
+    ranks, output = present
     wait_for(lambda: set(ranks[0]._ranks.values()) == {1, 2})
     vanish(ranks[2])
-    wait_for(lambda: {rank for rank, _ in told} >= {0, 1})
+    wait_for(lambda: {rank for rank, _ in output} >= {0, 1})
     # A rank's process ends when it is told; here rank 1 closes its connection, so that rank 0 may miss it as well.
-    assert {rank: next(message for one, message in told if one == rank) for rank in (0, 1)} == {0: TOLD, 1: TOLD}
+    assert {rank: next(message for one, message in output if one == rank) for rank in (0, 1)} == {0: TOLD, 1: TOLD}
 
 
 TOLD = "rank 2 has ended while the others continued"
@@ -158,17 +158,17 @@ def vanish(rank: Presence) -> None:
 
 
 def test_rank_0_is_missed_too(present: tuple[list[Presence], list[tuple[int, str]]]) -> None:
-    ranks, told = present
+    ranks, output = present
     wait_for(lambda: set(ranks[0]._ranks.values()) == {1, 2})
     ranks[0]._is_leaving = True
     for link in list(ranks[0]._ranks):
         link.shutdown(2)
-    wait_for(lambda: len(told) == 2)
-    assert {message for _, message in told} == {"rank 0 has ended while the others continued"}
+    wait_for(lambda: len(output) == 2)
+    assert {message for _, message in output} == {"rank 0 has ended while the others continued"}
 
 
 def test_ranks_that_leave_together_miss_nobody(present: tuple[list[Presence], list[tuple[int, str]]]) -> None:
-    ranks, told = present
+    ranks, message = present
     wait_for(lambda: set(ranks[0]._ranks.values()) == {1, 2})
     for one in ranks:
         one.leave()
@@ -176,4 +176,4 @@ def test_ranks_that_leave_together_miss_nobody(present: tuple[list[Presence], li
         assert one._link is not None
         one._link.shutdown(2)
     time.sleep(0.2)
-    assert told == []
+    assert message == []

@@ -131,8 +131,8 @@ def test_memory_is_given_back_and_its_peak_read(device: torch.device) -> None:
         torch.empty(64 << 20, dtype=torch.uint8, device=device)
         stamp()  # type: ignore[operator]
 
-    found = seam.allocator_peak(device, call, ("forward",))
-    assert 64 << 20 <= found["peak_bytes"] - before <= found["peak_reserved_bytes"]
+    result = seam.allocator_peak(device, call, ("forward",))
+    assert 64 << 20 <= result["peak_bytes"] - before <= result["peak_reserved_bytes"]
     assert seam.empty_allocator(device) == before
     assert seam.free_bytes(device) > 0
 

@@ -47,8 +47,8 @@ def pipeline_row(kind: str, numel: int) -> Communication:
     return Communication("forward", "pp", kind, "c10d.send", "pp", 2, "f32", numel * 4, "", True, "", None, "0,1")
 
 
-def kinds(found: list[Ran]) -> list[str]:
-    return [ran.kind for ran in found]
+def kinds(result: list[Ran]) -> list[str]:
+    return [ran.kind for ran in result]
 
 
 BATCHES = [
@@ -58,13 +58,13 @@ BATCHES = [
 
 
 def test_messages_of_a_batch_are_those_called_before_its_kernel() -> None:
-    found = collectives_among(BATCHES)
-    assert [(ran.kind, ran.payload_bytes, round(ran.begun_s * 1e6)) for ran in found] == [
+    result = collectives_among(BATCHES)
+    assert [(ran.kind, ran.payload_bytes, round(ran.begun_s * 1e6)) for ran in result] == [
         ("recv", 32, 30),
         ("send", 8, 30),
         ("send", 64, 70),
     ]
-    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([15, 15, 30]), "no second is counted twice"
+    assert [ran.exposed_s * 1e6 for ran in result] == pytest.approx([15, 15, 30]), "no second is counted twice"
 
 
 def test_a_pipelines_rows_have_their_batches_times() -> None:
@@ -74,9 +74,9 @@ def test_a_pipelines_rows_have_their_batches_times() -> None:
         launched(9, 101, MAIN),
         nccl("_allgather_base", "1", 110, 5, correlation=9),
     ]
-    found, why = matched(rows, collectives_among([*BATCHES, *gather]), GROUPS)
+    result, why = matched(rows, collectives_among([*BATCHES, *gather]), GROUPS)
     assert why is None
-    assert [ran and round(ran.begun_s * 1e6) for ran in found] == [30, 30, 110, 70]
+    assert [ran and round(ran.begun_s * 1e6) for ran in result] == [30, 30, 110, 70]
 
 
 def test_messages_that_are_not_told_leave_the_others_their_times() -> None:
@@ -102,8 +102,8 @@ def test_a_batch_takes_no_call_that_has_a_kernel_nor_one_of_another_group() -> N
     earlier[-1]["args"]["External id"] = 31
     of_hosts = call("allgather", 4, 32, "3")  # on the host alone: it never has a kernel
     waits = call("wait", 15, 33)
-    found = collectives_among([*earlier, of_hosts, *BATCHES[:2], waits, *BATCHES[2:4]])
-    assert kinds(found) == ["all_reduce", "recv", "send"]
+    result = collectives_among([*earlier, of_hosts, *BATCHES[:2], waits, *BATCHES[2:4]])
+    assert kinds(result) == ["all_reduce", "recv", "send"]
 
 
 @pytest.mark.parametrize("second", ["ncclDevKernel_SendRecv(again)", "void checkForNaN<float>(float*, unsigned long)"])
@@ -114,9 +114,9 @@ def test_kernels_that_bear_one_calls_number_are_one_collective(second: str) -> N
         kernel(second, 120, 30, NCCL, correlation=2, **{"External id": 40}, **told("all_to_allv", "1")),
         kernel("gemm", 140, 40, COMPUTE, correlation=3),
     ]
-    (found,) = collectives_among(two)
-    assert (found.kind, round(found.begun_s * 1e6), round(found.ended_s * 1e6)) == ("all_to_all", 100, 150)
-    assert found.exposed_s * 1e6 == pytest.approx(30), "10 of the first, 20 of the second; none of what lies between"
+    (result,) = collectives_among(two)
+    assert (result.kind, round(result.begun_s * 1e6), round(result.ended_s * 1e6)) == ("all_to_all", 100, 150)
+    assert result.exposed_s * 1e6 == pytest.approx(30), "10 of the first, 20 of the second; none of what lies between"
     # Without numbers each is its own: nobody says that they belong together.
     bare = [one | {"args": {k: v for k, v in one["args"].items() if k != "External id"}} for one in two]
     assert len(collectives_among(bare)) == 2
@@ -124,8 +124,8 @@ def test_kernels_that_bear_one_calls_number_are_one_collective(second: str) -> N
 
 def test_a_batch_that_is_split_is_one_too() -> None:
     more = [launched(5, 21, MAIN), kernel(SEND_RECV, 60, 10, NCCL, correlation=5)]
-    found = collectives_among([*BATCHES[:4], *more])
-    assert [(ran.kind, round(ran.ended_s * 1e6)) for ran in found] == [("recv", 70), ("send", 70)]
+    result = collectives_among([*BATCHES[:4], *more])
+    assert [(ran.kind, round(ran.ended_s * 1e6)) for ran in result] == [("recv", 70), ("send", 70)]
 
 
 def test_a_call_within_a_call_that_has_ended_is_not_the_kernels() -> None:
@@ -138,8 +138,8 @@ def test_a_call_within_a_call_that_has_ended_is_not_the_kernels() -> None:
 def test_a_barrier_of_the_model_takes_nobodys_times() -> None:
     barrier = [launched(9, 12, MAIN), nccl("barrier", "1", 20, 5, correlation=9)]
     gather = [launched(8, 13, MAIN), nccl("_allgather_base", "1", 30, 5, correlation=8)]
-    found, why = matched([row("all_gather", "0,1")], collectives_among([*barrier, *gather]), GROUPS)
-    assert why is None and found[0] is not None and round(found[0].begun_s * 1e6) == 30
+    result, why = matched([row("all_gather", "0,1")], collectives_among([*barrier, *gather]), GROUPS)
+    assert why is None and result[0] is not None and round(result[0].begun_s * 1e6) == 30
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_bytes_are_counted_for_every_dtype_that_is_known(name: str, dtype: str, 
     one = nccl("allreduce", "1", 0, 1)
     one["args"]["dtype"] = dtype
     several = nccl("allreduce", "1", 5, 1) | {"args": {**told("allreduce", "1"), "In msg nelems": "[4, 4]"}}
-    found, of_several = collectives_among([one, several])
+    result, of_several = collectives_among([one, several])
     assert of_several.payload_bytes is None, "a vendor's own way to say it"
-    assert found.payload_bytes == (None if size is None else 4 * size), name
+    assert result.payload_bytes == (None if size is None else 4 * size), name
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_calls_without_numbers_are_not_one_call() -> None:
         del one["args"]["External id"]
     kernels = [launched(1, 2, MAIN), launched(2, 22, MAIN)]
     kernels += [nccl("_allgather_base", "1", 30 * number, 10, correlation=number) for number in (1, 2)]
-    found = collectives_among([*calls, *kernels])
-    assert [(ran.kind, round(ran.begun_s * 1e6), round(ran.issued_s * 1e6)) for ran in found] == [
+    result = collectives_among([*calls, *kernels])
+    assert [(ran.kind, round(ran.begun_s * 1e6), round(ran.issued_s * 1e6)) for ran in result] == [
         ("all_gather", 30, 0),
         ("all_gather", 60, 20),
     ]
@@ -226,16 +226,16 @@ def test_flows_numbered_by_themselves_are_no_calls() -> None:
     host = [event("user_annotation", f"distbench:{name}", at, 40, MAIN) for name, at in (("a", 0), ("b", 40))]
     flow = {"cat": "ac2g", "name": "ac2g", "id": 5}
     ends = [{**flow, "ph": "s", "pid": 1, "tid": MAIN, "ts": 50}, {**flow, "ph": "f", "pid": 0, "tid": 7, "ts": 90}]
-    found = phases_among([*host, launched(5, 2, MAIN), *ends, kernel("k", 90, 10), kernel("k", 70, 5, correlation=5)])
-    assert [(one.name, round(one.begun_s * 1e6)) for one in found] == [("a", 70), ("b", 90)]
+    result = phases_among([*host, launched(5, 2, MAIN), *ends, kernel("k", 90, 10), kernel("k", 70, 5, correlation=5)])
+    assert [(one.name, round(one.begun_s * 1e6)) for one in result] == [("a", 70), ("b", 90)]
 
 
 @pytest.mark.parametrize("cat", ["Kernel", "xpu_kernel", "mlu_kernel", "GCU_KERNEL"])
 def test_communication_is_known_in_every_vendors_category(cat: str) -> None:
     """As compute it would hide what runs beside it."""
     other = kernel("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", 40, 200, 21, cat=cat)
-    found = collectives_among([nccl("allreduce", "1", 50, 100), other])
-    assert {ran.kind: round(ran.exposed_s * 1e6) for ran in found} == {"all_reduce": 100, UNNAMED: 200}
+    result = collectives_among([nccl("allreduce", "1", 50, 100), other])
+    assert {ran.kind: round(ran.exposed_s * 1e6) for ran in result} == {"all_reduce": 100, UNNAMED: 200}
 
 
 def test_what_copy_engines_move_is_the_calls() -> None:
@@ -248,12 +248,12 @@ def test_what_copy_engines_move_is_the_calls() -> None:
     upload = kernel("Memcpy HtoD (Pinned -> Device)", 60, 5, 34, "gpu_memcpy", correlation=2, **{"External id": 62})
     reduced = [call("allreduce", 50, 62), launched(2, 51, MAIN), launched(3, 52, MAIN), upload]
     reduced.append(nccl("allreduce", "1", 70, 10, correlation=3, **{"External id": 62}))
-    found = collectives_among([*gather, *reduced, kernel("gemm", 0, 15)])
-    assert [(one.kind, round(one.begun_s * 1e6), round(one.ended_s * 1e6)) for one in found] == [
+    result = collectives_among([*gather, *reduced, kernel("gemm", 0, 15)])
+    assert [(one.kind, round(one.begun_s * 1e6), round(one.ended_s * 1e6)) for one in result] == [
         ("all_gather", 10, 50),
         ("all_reduce", 70, 80),
     ]
-    assert found[0].exposed_s * 1e6 == pytest.approx(35)
+    assert result[0].exposed_s * 1e6 == pytest.approx(35)
 
 
 def test_what_a_graph_launches_is_of_the_phase_that_launched_it() -> None:

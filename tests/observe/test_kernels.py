@@ -138,8 +138,8 @@ def test_events_may_come_in_any_order_and_last_no_time() -> None:
     lost = [kernel("lost", 100, -40, 9, correlation=2), kernel("empty", 110, 0, 9, correlation=2)]
     there, back = in_us([*EVENTS, *lost]), in_us([*lost, *reversed(EVENTS)])
     assert there == back == in_us(EVENTS)
-    found = collectives_among([*lost, *reversed(EVENTS)])
-    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([30, 15, 20])
+    result = collectives_among([*lost, *reversed(EVENTS)])
+    assert [ran.exposed_s * 1e6 for ran in result] == pytest.approx([30, 15, 20])
 
 
 def test_what_was_launched_in_no_phase_is_said() -> None:
@@ -159,26 +159,26 @@ def test_a_phase_that_launched_nothing_ends_where_the_one_before_it_did() -> Non
 
 
 def test_a_collective_is_known_by_its_metadata_and_exposed_where_nothing_else_runs() -> None:
-    found = collectives_among(EVENTS)
-    assert [(ran.kind, ran.group) for ran in found] == [
+    result = collectives_among(EVENTS)
+    assert [(ran.kind, ran.group) for ran in result] == [
         ("all_gather", "1"),
         ("reduce_scatter", "1"),
         ("all_reduce", "2"),
     ]
-    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([30, 15, 20])
-    assert [(ran.ended_s - ran.begun_s) * 1e6 for ran in found] == pytest.approx([100, 30, 20])
+    assert [ran.exposed_s * 1e6 for ran in result] == pytest.approx([30, 15, 20])
+    assert [(ran.ended_s - ran.begun_s) * 1e6 for ran in result] == pytest.approx([100, 30, 20])
 
 
 def test_a_kernel_without_metadata_has_its_calls() -> None:
-    found = collectives_among(without(EVENTS, *told("", "")))
-    assert [(ran.kind, ran.group) for ran in found] == [("all_gather", "1"), (UNNAMED, ""), (UNNAMED, "")]
+    result = collectives_among(without(EVENTS, *told("", "")))
+    assert [(ran.kind, ran.group) for ran in result] == [("all_gather", "1"), (UNNAMED, ""), (UNNAMED, "")]
 
 
 def test_a_kernel_that_nobody_tells_of_is_communication_and_hides_no_other() -> None:
     """As compute it would hide all of the gather: 50 to 150 on the same link."""
     other = kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 40, 200, 21)
-    found = collectives_among([*EVENTS, other])
-    assert {ran.kind: ran.exposed_s * 1e6 for ran in found}["all_gather"] == pytest.approx(30)
+    result = collectives_among([*EVENTS, other])
+    assert {ran.kind: ran.exposed_s * 1e6 for ran in result}["all_gather"] == pytest.approx(30)
     step = step_of_events([*EVENTS, other], PHASES, 0.5, STEP, GROUPS)
     assert step.reason is None
     assert step.differences[1:] == [
@@ -212,10 +212,10 @@ def test_how_much_is_hidden_is_bisected() -> None:
     ]
     linear_s, began = time.process_time() - began, time.process_time()
     cover = Cover(compute)
-    found = [cover.seconds(span) for span in spans]
+    result = [cover.seconds(span) for span in spans]
     assert time.process_time() - began < linear_s  # of a tenth of the spans, each held against every interval
-    assert found[:40] == pytest.approx(one_by_one)
-    assert found == pytest.approx([10.0] * 400)
+    assert result[:40] == pytest.approx(one_by_one)
+    assert result == pytest.approx([10.0] * 400)
     assert cover.seconds((0.25, 1.25)) == 0.5 and cover.seconds((-5, 0)) == 0 == Cover([]).seconds((0, 1))
 
 
@@ -224,15 +224,15 @@ def test_a_large_trace_is_read_piece_by_piece(tmp_path: Path) -> None:
     file, alive = tmp_path / "trace.json", []
     body = ",\n  ".join(map(json.dumps, EVENTS * 1000))
     file.write_text(f'{{"schemaVersion": 1, "traceEvents": [\n  {body}\n  ], "traceName": "[x"}}')
-    found = list(events_in(file, lambda: alive.append(1)))
-    assert found[: len(EVENTS)] == EVENTS and len(found) == len(EVENTS) * 1000
-    assert len(alive) == len(found) // 20_000
+    result = list(events_in(file, lambda: alive.append(1)))
+    assert result[: len(EVENTS)] == EVENTS and len(result) == len(EVENTS) * 1000
+    assert len(alive) == len(result) // 20_000
     file.write_text('{"traceEvents": []}')
     assert list(events_in(file)) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"schemaVersion": 1}', "no list of events"),
         ("", "no list of events"),
@@ -244,9 +244,9 @@ def test_a_large_trace_is_read_piece_by_piece(tmp_path: Path) -> None:
         ('{"traceEvents": [\n  {\n    "ph": X, "name": "a"\n  }\n]}', "event 0 is not JSON"),
     ],
 )
-def test_a_trace_that_is_cut_or_no_json_is_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+def test_a_trace_that_is_cut_or_no_json_is_a_sentence(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text(text)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         list(events_in(tmp_path / "trace.json"))
 
 
@@ -297,43 +297,43 @@ def test_a_profiled_step_begins_on_an_idle_device_and_says_what_it_cannot_read(m
     ):
         monkeypatch.setattr(profiler_kernels, name, stand_in)
     context: Any = SimpleNamespace(device=torch.device("cpu"), control=None)
-    found = profiler_kernels.profiled_step(Step(phases=["forward"]), context, STEP)  # type: ignore[arg-type]
+    result = profiler_kernels.profiled_step(Step(phases=["forward"]), context, STEP)  # type: ignore[arg-type]
     assert order == ["idle", "profile", "step", "idle"]
     assert (
-        found.reason is not None
-        and "the trace is incomplete; check that the disk of temporary files is not full" in found.reason
+        result.reason is not None
+        and "the trace is incomplete; check that the disk of temporary files is not full" in result.reason
     )
-    assert [one.issued_s for one in found.traced.rows] == [None] * 3 and found.traced.ends_s == []
+    assert [one.issued_s for one in result.traced.rows] == [None] * 3 and result.traced.ends_s == []
 
 
 def test_the_nth_collective_of_a_group_is_its_nth_kernel() -> None:
     alone = row("all_gather", "0", 1)  # alone in its group: NCCL may run a copy instead
-    found, why = matched(
+    result, why = matched(
         [STEP[2], STEP[0], alone, STEP[1]], collectives_among([nccl("_allgather_base", "3", 300, 1), *EVENTS]), GROUPS
     )
     assert why is None
-    assert [None if ran is None else round(ran.begun_s * 1e6) for ran in found] == [710, 50, None, 590]
+    assert [None if ran is None else round(ran.begun_s * 1e6) for ran in result] == [710, 50, None, 590]
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([row("all_gather", "0,1")], "only among kernels reduce_scatter over 0,1: 1; all_reduce over 0,2: 1"),
         ([row("all_to_all", "0,1")], "no kernel of all_to_all over 0,1: 1"),
     ],
 )
-def test_kernels_that_are_not_the_collectives_are_told_and_not_guessed(rows: list[Communication], said: str) -> None:
-    found, why = matched(rows, collectives_among(EVENTS), GROUPS)
-    assert set(found) == {None} and why is not None
-    assert all(part in why for part in said.split("; "))
+def test_kernels_that_are_not_the_collectives_are_told_and_not_guessed(rows: list[Communication], message: str) -> None:
+    result, why = matched(rows, collectives_among(EVENTS), GROUPS)
+    assert set(result) == {None} and why is not None
+    assert all(part in why for part in message.split("; "))
     _, why = matched(STEP, collectives_among(without(EVENTS, *told("", ""))), GROUPS)
     assert why is not None and why.endswith("2 kernels communicate without a recorded collective")
 
 
 def test_another_order_within_a_group_is_told() -> None:
     kernels = [Ran("all_gather", "1", 0.0, 1.0, 1.0), Ran("reduce_scatter", "1", 2.0, 3.0, 1.0)]
-    found, why = matched([row("reduce_scatter", "0,1"), row("all_gather", "0,1")], kernels, GROUPS)
-    assert found == [None, None] and why is not None and "another order" in why
+    result, why = matched([row("reduce_scatter", "0,1"), row("all_gather", "0,1")], kernels, GROUPS)
+    assert result == [None, None] and why is not None and "another order" in why
 
 
 def test_a_profiled_step_has_the_devices_times_and_the_second_methods_bytes() -> None:

@@ -138,7 +138,7 @@ def test_blocks_that_are_carried_from_step_to_step_are_held_until_they_are_repla
 @pytest.fixture(scope="module")
 def peaks(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
     """Counters by variant of three launches: all in order, all in another, and one alone."""
-    found = []
+    result = []
     orders = ("plain,holds,again,holds_more", "holds_more,again,holds,plain", "plain")
     for order in orders:
         folder = tmp_path_factory.mktemp("memory")
@@ -149,8 +149,8 @@ def peaks(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
         assert done.exit_code == 0, done.output
         [file] = run_files(folder)
         cases = read_run(Path(file)).cases
-        found.append({record["case"]["params"]["variant"].partition("=")[2]: record["counters"] for record in cases})
-    return found
+        result.append({record["case"]["params"]["variant"].partition("=")[2]: record["counters"] for record in cases})
+    return result
 
 
 @pytest.mark.long
@@ -161,8 +161,8 @@ def test_the_same_variant_first_last_or_alone_needs_the_same_to_the_byte(
     assert len(forth) == 4 and forth.keys() == back.keys()
     names = ("peak_bytes", "peak_phase", "peak_owner", "peak_by_kind", "predicted_peak_bytes")
     for name in names:
-        assert {variant: found[name] for variant, found in forth.items()} == {
-            variant: found[name] for variant, found in back.items()
+        assert {variant: result[name] for variant, result in forth.items()} == {
+            variant: result[name] for variant, result in back.items()
         }
         assert alone["plain"][name] == forth["plain"][name] == forth["again"][name]
     assert forth["plain"]["predicted_peak_bytes"] > 0

@@ -50,15 +50,15 @@ def table(ranks: Sequence[Traced], clock_shared: bool) -> dict[str, Any]:
 
 
 def test_a_trace_has_a_row_a_collective_with_its_sequence_number_bytes_and_the_backends_own_op() -> None:
-    found = table([told(100.0)], clock_shared=True)
-    assert found["columns"] == TRACE_COLUMNS and found["steps_s"] == [9.0]
-    rows = [dict(zip(TRACE_COLUMNS, row, strict=True)) for row in found["rows"]]
+    result = table([told(100.0)], clock_shared=True)
+    assert result["columns"] == TRACE_COLUMNS and result["steps_s"] == [9.0]
+    rows = [dict(zip(TRACE_COLUMNS, row, strict=True)) for row in result["rows"]]
     assert [(row["group"], row["seq"]) for row in rows] == [("0,1", 0), ("0,2", 0), ("0,1", 1)]
     assert [row["backend_op"] for row in rows] == ["all_gather", "all_reduce", "all_reduce"]
     assert [row["wire_bytes"] for row in rows] == [32, 32, 64]
     assert [(row["issued_s"], row["completed_s"]) for row in rows] == [(1, 2), (4, 6), (7, None)]
     assert {row["exposed_s"] for row in rows} == {None}
-    assert found["phases"] == {"columns": PHASE_COLUMNS, "rows": [[0, 0, "forward", 0, 3], [0, 0, "backward", 3, 9]]}
+    assert result["phases"] == {"columns": PHASE_COLUMNS, "rows": [[0, 0, "forward", 0, 3], [0, 0, "backward", 3, 9]]}
 
 
 def test_moments_count_from_the_last_rank_in_only_where_ranks_share_a_clock() -> None:
@@ -72,8 +72,8 @@ def test_moments_count_from_the_last_rank_in_only_where_ranks_share_a_clock() ->
 def test_a_rank_without_times_leaves_the_others_theirs_and_no_step_a_length() -> None:
     """As where one rank's profiler lost its events: which step a length is of must not shift."""
     blind = Traced(0.0, [], 0.1, [TracedRow(seen("all_gather"))])
-    found = table([told(100.0), blind], clock_shared=False)
-    assert found["steps_s"] == [] and {row[0] for row in found["phases"]["rows"]} == {0}
+    result = table([told(100.0), blind], clock_shared=False)
+    assert result["steps_s"] == [] and {row[0] for row in result["phases"]["rows"]} == {0}
     place: Any = SimpleNamespace(backend="gloo", gather=lambda own: [own])
     two = tables([blind, told(100.0)], PHASES, place, False)
     assert two["num_steps"] == 2 and two["steps_s"] == []
@@ -146,11 +146,11 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
 
 def every_collective(mesh: Any) -> None:
     group, one, two = mesh.get_group(), torch.ones(2), torch.ones(4)
-    found: Any = functional.all_gather_into_tensor_coalesced([one, two], group)
-    found += functional.reduce_scatter_tensor_coalesced([one, two], "sum", [0, 0], group)
-    found += functional.all_reduce_coalesced([one, two], "sum", group)
-    found.append(functional.all_to_all_single(one, None, None, group))
-    for tensor in found:
+    result: Any = functional.all_gather_into_tensor_coalesced([one, two], group)
+    result += functional.reduce_scatter_tensor_coalesced([one, two], "sum", [0, 0], group)
+    result += functional.all_reduce_coalesced([one, two], "sum", group)
+    result.append(functional.all_to_all_single(one, None, None, group))
+    for tensor in result:
         tensor + 0  # waits
     dist.all_gather([torch.empty(4), torch.empty(4)], two)
     dist.reduce_scatter(torch.empty(2), [one, one])

@@ -204,7 +204,7 @@ P(sum)S(1)                   RS(1)
     text = diagram_of(drawing)
     lines = [line.split() for line in text.splitlines()]
     for line in expected.strip().splitlines():
-        assert any(found[: len(line.split())] == line.split() for found in lines), line
+        assert any(result[: len(line.split())] == line.split() for result in lines), line
     assert "| 0-3 |" in text and "local cut" in text
     assert max(map(len, text.splitlines())) <= 120
 

@@ -99,8 +99,8 @@ def test_the_summary_of_a_calibration_tells_its_lines_and_its_report_has_their_t
     records += [{"type": "case", **one} for one in [*known_run().cases, *local]]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     shown = render((path,), tmp_path, "table", None, ()).text
-    found = [line.strip() for line in shown.splitlines() if line.startswith("  ") and "+" in line]
-    assert found == [
+    result = [line.strip() for line in shown.splitlines() if line.startswith("  ") and "+" in line]
+    assert result == [
         "dp_shard (2 ranks), latency + bandwidth: all_gather 200 us + 2.00 GB/s",
         "tp (2 ranks), latency + bandwidth: all_gather 20.0 us + 2.00 GB/s",
     ]

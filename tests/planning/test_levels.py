@@ -91,7 +91,7 @@ def test_a_line_of_its_own_shape_is_taken_before_one_that_some_groups_of_its_nam
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         *(
             ("line", odd, r"hosts is .*, not ranks of a group")
@@ -102,13 +102,13 @@ def test_a_line_of_its_own_shape_is_taken_before_one_that_some_groups_of_its_nam
         ("head", ["a", "b"], "hosts has 2 entries, but mesh has 8 ranks, each with one host"),
     ],
 )
-def test_levels_that_cannot_be_are_said(tmp_path: Path, field: str, value: object, said: str) -> None:
+def test_levels_that_cannot_be_are_said(tmp_path: Path, field: str, value: object, message: str) -> None:
     path = tmp_path / "p.json"
     profile_of({"dp": 2, "tp": 4}, TWO_HOSTS).save(path)
     record = json.loads(path.read_text())
     (record if field == "head" else record["lines"][0])["hosts"] = value
     path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_profile(path)
 
 

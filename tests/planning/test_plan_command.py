@@ -106,14 +106,14 @@ def test_a_shipped_profile_plans_prints_and_draws(cli: Cli, tmp_path: Path, prof
     picture = tmp_path / ("path.png" if profile.startswith("h") else "path.svg")
     done = cli("redistribute", *SWAP, "--mesh", "2x4", "--profile", f"profiles/{profile}", "--picture", str(picture))
     assert done.returncode == 0, done.stderr
-    for said in ("dp_shard=2,tp=4", profile, "+-25 %", "<- use", "\nUse ", "| 0 | 1 | 2 | 3 |", "Picture: "):
-        assert said in done.stdout, said
+    for message in ("dp_shard=2,tp=4", profile, "+-25 %", "<- use", "\nUse ", "| 0 | 1 | 2 | 3 |", "Picture: "):
+        assert message in done.stdout, message
     assert max(map(len, done.stdout.splitlines())) <= 120
     if picture.suffix == ".png":
         assert picture.read_bytes().startswith(b"\x89PNG")
     else:
         drawn = picture.read_text()
-        assert all(said in drawn for said in ("all_gather over tp", "all_to_all over dp_shard", "S(1)S(0)"))
+        assert all(message in drawn for message in ("all_gather over tp", "all_to_all over dp_shard", "S(1)S(0)"))
 
 
 def test_all_pairs_as_json_are_whole(cli: Cli) -> None:
@@ -124,7 +124,7 @@ def test_all_pairs_as_json_are_whole(cli: Cli) -> None:
     assert sum(record["num_used"].values()) == 135 and record["torch"] == torch.__version__
     assert "135" in done.stderr, "progress"
     times = [[plan["predicted_s"] for plan in pair["plans"].values()] for pair in record["pairs"]]
-    longer = [found[0] / min(found) if min(found) else (float("inf") if found[0] else 1.0) for found in times]
+    longer = [result[0] / min(result) if min(result) else (float("inf") if result[0] else 1.0) for result in times]
     assert all(a >= b for a, b in pairwise(longer))
 
 

@@ -60,8 +60,8 @@ def test_a_profile_of_before_messages_is_still_read(tmp_path: Path) -> None:
         '"op": "direct", "mesh_dim": "tp", "group_size": 2, "base_s": 1e-5, "per_byte_s": 1e-9, "samples": [[1, 0, 1]]'
     )
     file.write_text(f'{{{HEAD}, "lines": [{{{line}}}]}}')
-    (found,) = load_profile(file).lines
-    assert (found.per_message_s, found.seconds(1e3, 1, 7)) == (0.0, pytest.approx(1.1e-5))
+    (result,) = load_profile(file).lines
+    assert (result.per_message_s, result.seconds(1e3, 1, 7)) == (0.0, pytest.approx(1.1e-5))
 
 
 def test_a_bend_is_fitted_where_it_halves_the_error_and_stays_monotone() -> None:
@@ -153,7 +153,7 @@ def test_a_hand_written_profile_needs_only_the_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "cannot be read"),
         ("3", "it is 3, not an object"),
@@ -163,9 +163,9 @@ def test_a_hand_written_profile_needs_only_the_costs(tmp_path: Path) -> None:
         (f'{{{HEAD}, "lines": [{NEGATIVE}]}}', "lines.0..base_s is -1, not seconds from 0 up to a day"),
     ],
 )
-def test_a_profile_that_cannot_be_used_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_a_profile_that_cannot_be_used_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_profile(tmp_path / "p.json")
 
 

@@ -105,9 +105,9 @@ def test_a_context_entered_again_plans_nothing_twice(mesh: DeviceMesh, monkeypat
     monkeypatch.setattr(PLANNER, "generate_graph_based_transform_infos", counted)
     counts = []
     for _ in range(3):
-        with calibrated_planning(profile()) as found:
+        with calibrated_planning(profile()) as result:
             call()
-        counts.append(found.ours)
+        counts.append(result.ours)
     assert len(set(counts)) == 1 and counts[0] == len(planned) > 0
 
 
@@ -149,27 +149,27 @@ def local_bytes(placements: tuple[Placement, ...]) -> int:
 
 def torchs_steps(planner: Any, first: Any) -> dict[Any, list[Any]]:
     """Every state of torch's own graph with the states next to it."""
-    found: dict[Any, list[Any]] = {}
+    result: dict[Any, list[Any]] = {}
     waiting = [first]
     while waiting:
         state = waiting.pop()
-        if state not in found:
-            found[state] = list(NEXT_STATES(planner, state.placements, state.tensor_dim_to_mesh_dim))
-            waiting += found[state]
-    return found
+        if state not in result:
+            result[state] = list(NEXT_STATES(planner, state.placements, state.tensor_dim_to_mesh_dim))
+            waiting += result[state]
+    return result
 
 
 def reachable(steps: dict[Any, list[Any]], source: Any, limit: int) -> set[Any]:
     """The states that steps holding at most this much lead to."""
-    found, waiting = {source}, [source]
+    result, waiting = {source}, [source]
     while waiting:
         state = waiting.pop()
         for following in steps[state]:
             held = local_bytes(state.placements) + local_bytes(following.placements)
-            if held <= limit and following not in found:
-                found.add(following)
+            if held <= limit and following not in result:
+                result.add(following)
                 waiting.append(following)
-    return found
+    return result
 
 
 @pytest.mark.filterwarnings("ignore:a redistribution of")

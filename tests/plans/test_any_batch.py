@@ -126,13 +126,15 @@ def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
         ({"x": torch.eye(4).to_sparse()}, "returns x as a sparse_coo tensor"),
         ({"x": torch.ones(4, 4, device="meta")}, "returns x on the meta device; return values"),
     ):
-        said = problems_or_error(context, make_batch=lambda given=given: given, loss=None, call=lambda m, b: m(b["x"]))
-        assert f"make_batch ({HERE}:" in said and says in said
+        message = problems_or_error(
+            context, make_batch=lambda given=given: given, loss=None, call=lambda m, b: m(b["x"])
+        )
+        assert f"make_batch ({HERE}:" in message and says in message
     samples = [{"x": torch.ones(4), "y": torch.tensor(1)} for _ in range(4)]
-    said = problems_or_error(
+    message = problems_or_error(
         context, make_batch=lambda: samples, loss=None, call=lambda m, b: m(torch.stack([one["x"] for one in b])).sum()
     )
-    assert said.endswith("a list of samples is split within each sample, so stack the samples, batch first")
+    assert message.endswith("a list of samples is split within each sample, so stack the samples, batch first")
 
 
 def test_a_batch_that_was_computed_outlives_a_step(context: RankContext) -> None:
@@ -146,10 +148,10 @@ def test_a_batch_that_was_computed_outlives_a_step(context: RankContext) -> None
 
 
 def test_a_loss_that_nothing_learns_from_and_an_output_without_one_are_named(context: RankContext) -> None:
-    (said,) = problems_of(context, loss=lambda output, labels: F.cross_entropy(output, labels).detach())
-    assert f"the loss ({HERE}:" in said and "does not depend on a trainable parameter (it was detached" in said
-    (said,) = problems_of(context, build_model=lambda: torch.nn.Linear(4, 2).requires_grad_(False))
-    assert "no parameter has requires_grad); use Scenario(inference=True)" in said
+    (message,) = problems_of(context, loss=lambda output, labels: F.cross_entropy(output, labels).detach())
+    assert f"the loss ({HERE}:" in message and "does not depend on a trainable parameter (it was detached" in message
+    (message,) = problems_of(context, build_model=lambda: torch.nn.Linear(4, 2).requires_grad_(False))
+    assert "no parameter has requires_grad); use Scenario(inference=True)" in message
     Named = namedtuple("Named", "logits loss")
     taken = loss_of(Scenario(), lambda x: Named(torch.ones(2, 2), torch.tensor(3.0)), {"x": 1})
     assert float(taken) == 3
@@ -158,24 +160,26 @@ def test_a_loss_that_nothing_learns_from_and_an_output_without_one_are_named(con
 
 
 def test_what_ranks_do_not_divide_is_said_with_file_line_and_the_tensor(context: RankContext) -> None:
-    (said,) = problems_of(context, make_batch=lambda: (torch.ones(3, 4), torch.ones(3).long()))
-    assert said.startswith(f"a batch of 3 ({HERE}:") and "over mesh dim 'dp_shard' of size 2" in said
+    (message,) = problems_of(context, make_batch=lambda: (torch.ones(3, 4), torch.ones(3).long()))
+    assert message.startswith(f"a batch of 3 ({HERE}:") and "over mesh dim 'dp_shard' of size 2" in message
     named = {"at": torch.ones(1, 4), "x": torch.ones(4, 4)}
-    (said,) = problems_of(context, make_batch=lambda: named, loss=None, call=lambda model, b: model(b["x"]).sum())
-    assert said.endswith("of the batch at is split over data parallel ranks and x is not (change this with batch_dims)")
+    (message,) = problems_of(context, make_batch=lambda: named, loss=None, call=lambda model, b: model(b["x"]).sum())
+    assert message.endswith(
+        "of the batch at is split over data parallel ranks and x is not (change this with batch_dims)"
+    )
     uneven = {"x": torch.ones(4, 4), "table": torch.ones(3, 4)}
-    (said,) = problems_of(
+    (message,) = problems_of(
         context, make_batch=lambda: uneven, batch_dims=0, loss=None, call=lambda model, b: model(b["x"]).sum()
     )
-    assert said.startswith(f"a batch of 3 (table, {HERE}:")
+    assert message.startswith(f"a batch of 3 (table, {HERE}:")
 
 
 @pytest.mark.parametrize(("given", "tokens"), [(np.int64(8), 8), (torch.tensor(8), 8), ("many", None), (0, None)])
 def test_tokens_are_counted_by_any_whole_number_and_check_says_what_is_none(
     context: RankContext, given: Any, tokens: int | None
 ) -> None:
-    said = problems_or_error(context, num_tokens=lambda _: given)
-    assert (said == "") == (tokens is not None) and ("give the number of tokens of a global batch" in said) == (
+    message = problems_or_error(context, num_tokens=lambda _: given)
+    assert (message == "") == (tokens is not None) and ("give the number of tokens of a global batch" in message) == (
         tokens is None
     )
 
@@ -194,8 +198,8 @@ def test_likely_causes_are_named(context: RankContext) -> None:
 
 
 def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
-    (said,) = of_loss(2.5, 10.0, 4)
-    assert said == "the loss is a sum over a batch of 4 parts; return a mean"
+    (message,) = of_loss(2.5, 10.0, 4)
+    assert message == "the loss is a sum over a batch of 4 parts; return a mean"
     assert not [*of_loss(2.6, 10.0, 4), *of_loss(10.0, 10.0, 1), *of_loss(None, 10.0, 4), *of_loss(0.0, 0.0, 4)]
 
 
@@ -223,20 +227,20 @@ def test_gradients_that_nobody_sums_and_models_that_remember_are_told(context: R
     step.forward_backward()
     held = held_gradients(step.model)
     assert {part for part, _ in held.values()} == {(0,)} and len(held) == 4
-    (said,) = of_replicas([{"a": ((0,), 1.0), "b": ((), 2.0)}, {"a": ((1,), 5.0), "b": ((), 2.1)}])
-    assert said.startswith("ranks 0 and 1 hold the same part of b with different gradients, which are not summed")
+    (message,) = of_replicas([{"a": ((0,), 1.0), "b": ((), 2.0)}, {"a": ((1,), 5.0), "b": ((), 2.1)}])
+    assert message.startswith("ranks 0 and 1 hold the same part of b with different gradients, which are not summed")
     assert not [*of_replicas([held, held]), *of_replicas([{"a": ((0,), 1.0)}, {"a": ((1,), 5.0)}, {}])]
     parts = [torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 3.0]]), torch.tensor([[2.0, 0.0, 1.0], [1.0, 1.0, 0.0]])]
     factors = part_factors((1 * parts[0] + 3 * parts[1]) / 2, parts)  # a loss scaled by 1 on rank 0 and 3 on rank 1
-    (said,) = of_part_factors(factors, "step (train.py:3)")
-    assert said.startswith("step (train.py:3) multiplies the gradients of the 2 parts of the batch by 1, 3, such")
+    (message,) = of_part_factors(factors, "step (train.py:3)")
+    assert message.startswith("step (train.py:3) multiplies the gradients of the 2 parts of the batch by 1, 3, such")
     assert not [*of_part_factors(part_factors((parts[0] + parts[1]) / 2, parts), "step")]
     assert part_factors(parts[0] + torch.eye(2, 3), parts) == []  # no mean of the parts' gradients
-    (said,) = of_scales([{"scaler": 1.0}, {"scaler": 1.0}, {"scaler": 2.0}])
-    assert said.startswith("scaler 'scaler' has the scale 1.0 on rank 0 and 2.0 on rank 2")
+    (message,) = of_scales([{"scaler": 1.0}, {"scaler": 1.0}, {"scaler": 2.0}])
+    assert message.startswith("scaler 'scaler' has the scale 1.0 on rank 0 and 2.0 on rank 2")
     assert not [*of_scales([{"scaler": 1.0}, {"scaler": 1.0}]), *of_scales([{}, {}])]
-    (said,) = of_another_run(1.0, 2.0)
-    assert "neither parameter nor buffer" in said
+    (message,) = of_another_run(1.0, 2.0)
+    assert "neither parameter nor buffer" in message
     assert not [*of_another_run(1.0, 1.0), *of_another_run(None, 1.0)]
 
 
@@ -246,8 +250,8 @@ def test_a_guess_of_what_is_split_is_told_where_nothing_else_is_to_blame(context
         **{**GIVEN, "plan": SHARDED, "loss": None, "make_batch": lambda: given},
         call=lambda model, b: model(b["x"]).square().mean() * b["mask"].sum(),
     )
-    told = StepCheck(TrainingStep(scenario, context), scenario, context)()
-    assert told is not None and told.endswith(
+    message = StepCheck(TrainingStep(scenario, context), scenario, context)()
+    assert message is not None and message.endswith(
         "mask is split over data parallel ranks and x is not (change this with batch_dims)"
     )
 
@@ -255,6 +259,6 @@ def test_a_guess_of_what_is_split_is_told_where_nothing_else_is_to_blame(context
 def test_ranks_whose_batches_differ_are_told() -> None:
     x, y = torch.ones(2), torch.zeros(2)
     prints = [fingerprint({"x": one}) for one in (x, x, y)]
-    (said,) = of_batches({"x": x}, {"x": x}, {"x": x}, prints)
-    assert said.startswith("make_batch makes a different batch on rank 2 than on rank 0")
+    (message,) = of_batches({"x": x}, {"x": x}, {"x": x}, prints)
+    assert message.startswith("make_batch makes a different batch on rank 2 than on rank 0")
     assert not [*of_batches({"x": x}, {"x": x}, {"x": x}, prints[:2])]

@@ -109,8 +109,8 @@ def test_values_made_of_a_large_model_s_parameters_are_refused(monkeypatch: pyte
 
 
 def test_sparse_gradients_are_refused_by_name(context: RankContext) -> None:
-    (said,) = problems_of(context, build_model=lambda: nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True)))
-    assert said.startswith("0 (EmbeddingBag) has sparse gradients")
+    (message,) = problems_of(context, build_model=lambda: nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True)))
+    assert message.startswith("0 (EmbeddingBag) has sparse gradients")
 
 
 def test_a_scalar_parameter_is_named_with_what_to_do(context: RankContext) -> None:
@@ -122,8 +122,8 @@ def test_a_scalar_parameter_is_named_with_what_to_do(context: RankContext) -> No
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * self.scale
 
-    (said,) = problems_of(context, build_model=Scaled)
-    assert said.endswith(
+    (message,) = problems_of(context, build_model=Scaled)
+    assert message.endswith(
         "parameter scale is a scalar, which fully_shard does not accept; add scale to FsdpPlan(whole=...)"
     )
     assert problems_of(context, build_model=Scaled, plan=ParallelPlan(fsdp=FsdpPlan(whole=("scale",)))) == []
@@ -135,8 +135,8 @@ def test_mixed_dtypes_are_refused_before_ranks_do(context: RankContext) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.LayerNorm(4).to(torch.bfloat16), nn.Linear(4, 2))
 
-    (said,) = problems_of(context, build_model=build, plan=ParallelPlan(), parallelize=lambda model, mesh: None)
-    assert said.startswith("0, given f32[2,4], cannot run: RuntimeError: mixed dtype")
+    (message,) = problems_of(context, build_model=build, plan=ParallelPlan(), parallelize=lambda model, mesh: None)
+    assert message.startswith("0, given f32[2,4], cannot run: RuntimeError: mixed dtype")
 
 
 # Functions of one's own
@@ -234,8 +234,8 @@ def replaces(model: nn.Module, mesh: Any) -> None:
     ],
 )
 def test_what_a_function_may_not_do_is_one_sentence(context: RankContext, own: Callable[..., Any], says: str) -> None:
-    (said,) = problems_of(context, plan=ParallelPlan(), parallelize=own)
-    assert says in said
+    (message,) = problems_of(context, plan=ParallelPlan(), parallelize=own)
+    assert says in message
 
 
 def test_a_buffer_that_a_function_adds_keeps_its_values(context: RankContext) -> None:
@@ -273,8 +273,8 @@ def test_a_style_s_class_and_what_is_no_style_are_named(context: RankContext) ->
     from torch.distributed.tensor.parallel import ColwiseParallel
 
     for given, says in ((ColwiseParallel, "ColwiseParallel is a class; give an instance"), (3, "3 is a int; give a")):
-        (said,) = problems_of(context, plan=replace(SHARDED, tp={"0": given}, tp_dim="dp_shard"))
-        assert f"TP pattern '0': {says}" in said
+        (message,) = problems_of(context, plan=replace(SHARDED, tp={"0": given}, tp_dim="dp_shard"))
+        assert f"TP pattern '0': {says}" in message
 
 
 def test_a_tie_that_a_plan_breaks_is_refused() -> None:
@@ -299,8 +299,8 @@ def test_a_tie_that_a_plan_breaks_is_refused() -> None:
     for context in on({"tp": 2}):
         for wrapped in (False, True):
             given = {"build_model": Tied, "make_batch": lambda: (batch()[1], batch()[1]), "plan": ParallelPlan()}
-            (said,) = problems_of(context, **given, parallelize=as_in(wrapped))
-            assert said.startswith("parameter embedding.weight is shared with head.weight in build_model")
+            (message,) = problems_of(context, **given, parallelize=as_in(wrapped))
+            assert message.startswith("parameter embedding.weight is shared with head.weight in build_model")
 
 
 def test_a_default_dtype_of_the_user_s_own_stays_out_of_values_and_what_is_shared(context: RankContext) -> None:
@@ -324,12 +324,12 @@ def test_memory_that_fsdp_has_freed_is_no_index(context: RankContext) -> None:
             (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
             return output + slope[:, :2]
 
-    (said,) = problems_of(
+    (message,) = problems_of(
         context,
         build_model=lambda: Twice(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))),
         plan=ParallelPlan(fsdp=FsdpPlan(wrap=("0",))),
     )
-    assert "are out of bounds for storage of size 0" in said
+    assert "are out of bounds for storage of size 0" in message
 
 
 def test_modules_in_a_plain_list_are_named_where_a_step_fails(context: RankContext) -> None:
@@ -341,8 +341,8 @@ def test_modules_in_a_plain_list_are_named_where_a_step_fails(context: RankConte
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(self.extra[0](x))
 
-    (said,) = problems_of(context, build_model=Hiding)
-    assert said.endswith("; extra has modules in a plain list (use ModuleList or ModuleDict)")
+    (message,) = problems_of(context, build_model=Hiding)
+    assert message.endswith("; extra has modules in a plain list (use ModuleList or ModuleDict)")
 
 
 def test_a_gradient_that_only_some_ranks_would_have_is_refused(context: RankContext) -> None:
@@ -359,8 +359,8 @@ def test_a_gradient_that_only_some_ranks_would_have_is_refused(context: RankCont
 
     x = torch.tensor([1.0, 1, -1, -1])[:, None].expand(4, 4)
     given = {"make_batch": lambda: (x, batch()[1])}
-    (said,) = problems_of(context, build_model=lambda: Choosing(False), **given)
-    assert said.startswith("parameter experts.0.bias gets a gradient from part 1 of the batch but not from part 0")
+    (message,) = problems_of(context, build_model=lambda: Choosing(False), **given)
+    assert message.startswith("parameter experts.0.bias gets a gradient from part 1 of the batch but not from part 0")
     # The third one, which nobody uses, is nobody's.
     assert problems_of(context, build_model=lambda: Choosing(True), **given) == []
 
@@ -403,8 +403,8 @@ def test_an_optimizer_of_ones_own_needs_no_more_than_step(context: RankContext) 
     sums = [one.to_local() for one in state_of(step.optimizer)[0]["sums"]]
     assert sum(one.numel() for one in sums) == 15
     assert _optimizer_share(Scenario(**{**GIVEN, **given}), step.model) == 1
-    (said,) = problems_of(context, **{**given, "plan": replace(SHARDED, state_dict=True)})
-    assert "state_dict=True cannot save" in said
+    (message,) = problems_of(context, **{**given, "plan": replace(SHARDED, state_dict=True)})
+    assert "state_dict=True cannot save" in message
 
 
 def test_a_function_that_asks_for_values_in_a_simulation_is_named() -> None:
@@ -421,10 +421,12 @@ def test_a_function_that_asks_for_values_in_a_simulation_is_named() -> None:
 def test_check_names_a_call_that_ddp_does_not_see(context: RankContext) -> None:
     plan = ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",)))
     of_parts = {"loss": None, "call": lambda model, given: F.cross_entropy(model[1](model[0](given[0])), given[1])}
-    (said,) = problems_of(context, **of_parts, plan=plan)
-    assert said.startswith(f"call ({HERE}:") and "bypasses the model's forward" in said
-    (said,) = problems_of(context, **of_parts)
-    assert "mixed torch.Tensor and DTensor" in said and "in which FSDP gathers parameters; call model(...)" in said
+    (message,) = problems_of(context, **of_parts, plan=plan)
+    assert message.startswith(f"call ({HERE}:") and "bypasses the model's forward" in message
+    (message,) = problems_of(context, **of_parts)
+    assert (
+        "mixed torch.Tensor and DTensor" in message and "in which FSDP gathers parameters; call model(...)" in message
+    )
     whole = {"loss": None, "call": lambda model, given: F.cross_entropy(model(given[0]), given[1])}
     assert problems_of(context, **whole, plan=plan) == []
 

@@ -135,8 +135,8 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
 )
 def test_a_plan_that_cannot_work_is_refused(plan: ParallelPlan, says: str) -> None:
     with fake_ranks({"dp_replicate": 2}) as mesh:
-        found = problems(Layers().to("meta"), Batch(batch()), plan, rank_0(mesh))
-    assert any(says in sentence for sentence in found), found
+        result = problems(Layers().to("meta"), Batch(batch()), plan, rank_0(mesh))
+    assert any(says in sentence for sentence in result), result
 
 
 def test_experts_must_not_be_sharded_twice_over_ep_nor_others_left_alone() -> None:
@@ -231,8 +231,8 @@ def test_a_collective_of_another_mesh_dim_or_owner_is_noticed(
 def test_experts_must_not_be_sharded_over_ranks_with_other_tokens(over: str) -> None:
     plan = ParallelPlan(ep={"layers.0": object()}, ep_tp_dim=over, fsdp=FsdpPlan(mesh_dims=("dp_shard", "ep")))
     with fake_ranks({"dp_shard": 2, "ep": 2}) as mesh:
-        (found,) = problems(Layers().to("meta"), Batch(batch()), plan, rank_0(mesh))
-    assert f"ep_tp_dim={over!r} shards each expert over a mesh dim whose ranks have different tokens" in found
+        (result,) = problems(Layers().to("meta"), Batch(batch()), plan, rank_0(mesh))
+    assert f"ep_tp_dim={over!r} shards each expert over a mesh dim whose ranks have different tokens" in result
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")

@@ -109,8 +109,8 @@ def test_what_forward_reads_of_fsdp_is_taken() -> None:
 
 def test_logits_are_found_in_what_models_return_and_nothing_else_will_do() -> None:
     logits = torch.ones(2, 3)
-    for found in (logits, (logits, 1), {"loss": torch.zeros(()), "logits": logits}, SimpleNamespace(logits=logits)):
-        assert output_of(Scenario(inference=True), lambda x, found=found: found, torch.ones(1)) is logits
+    for result in (logits, (logits, 1), {"loss": torch.zeros(()), "logits": logits}, SimpleNamespace(logits=logits)):
+        assert output_of(Scenario(inference=True), lambda x, result=result: result, torch.ones(1)) is logits
     with pytest.raises(UserError, match=r"call \(.*test_inference.*\) returns None, but inference=True requires"):
         output_of(Scenario(inference=True, call=lambda model, batch: None), None, torch.ones(1))
 
@@ -171,9 +171,9 @@ def test_logits_that_are_a_part_of_the_vocabulary_are_of_another_shape(shipped: 
         step = step_of(local, context)
         assert isinstance(step, ForwardStep)
         output = step.whole_output()
-        found = compare(step.model, None, reference_of(local, context), context, None, output)
-    assert output.shape == (2, 1, 500) and found.loss is None
-    assert found.output is not None and found.output.apart == math.inf
+        result = compare(step.model, None, reference_of(local, context), context, None, output)
+    assert output.shape == (2, 1, 500) and result.loss is None
+    assert result.output is not None and result.output.apart == math.inf
 
 
 def test_a_token_is_not_split_over_the_sequence(shipped: Any) -> None:
@@ -221,8 +221,8 @@ def test_a_percentile_is_told_where_a_slower_sample_is_to_be_expected() -> None:
     # By hand: 0.9^29 = 0.047, 0.9^28 = 0.052; 0.99^299 = 0.0495, 0.99^298 = 0.0500 and a bit.
     assert MIN_FOR_PERCENTILE == {50: 5, 90: 29, 99: 299}
     assert 0.9**29 <= 0.05 < 0.9**28 and 0.99**299 <= 0.05 < 0.99**298
-    found = summarise([[float(value) for value in range(1, count + 1)] for count in (4, 28, 29, 300)])
-    known = [[float(found[f"p{percent}_s"][row]) for percent in (50, 90, 99)] for row in range(4)]
+    result = summarise([[float(value) for value in range(1, count + 1)] for count in (4, 28, 29, 300)])
+    known = [[float(result[f"p{percent}_s"][row]) for percent in (50, 90, 99)] for row in range(4)]
     assert str(known) == "[[nan, nan, nan], [14.0, nan, nan], [15.0, 27.0, nan], [150.0, 270.0, 297.0]]"
 
 
@@ -288,7 +288,7 @@ def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path, monk
     runs = [[read_run(path) for path in sorted(folder.glob("*.jsonl"))] for folder in folders]
     several = side_by_side(*runs, ("even", "tail"), Options())
     single = side_by_side(*(some[:1] for some in runs), ("even", "tail"), Options())
-    shown = [" ".join(text_of(blocks_of(found)).split()) for found in (several, single)]
+    shown = [" ".join(text_of(blocks_of(result)).split()) for result in (several, single)]
     assert "not the tail" in shown[0] and "Tails (p90, p99) are not compared" in shown[1]
     (series,), notes = series_of(launches(folders[0]), "*")
     assert len(series.points) == 6 and f"{series.scenario}: {OF_LATENCIES}" in notes

@@ -40,7 +40,7 @@ def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named() -> None:
         replicate(model.used, device_mesh=mesh["dp_replicate"])
 
     given = {"build_model": WithUnused, "make_batch": lambda: {"x": torch.ones(4, 4)}}
-    told = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
+    message = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
     with fake_ranks({"dp_replicate": 4}) as mesh:
         assert dist.group.WORLD is not None
         context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
@@ -52,11 +52,11 @@ def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named() -> None:
         assert [row.kind for row in rows] == ["all_reduce"] and step.num_setup_steps == 2
         (problem,) = rehearse(Scenario(**given, plan=ParallelPlan(ddp=DdpPlan())), context).problems
         assert problem.startswith("parameter unused.weight and 1 more gets no gradient, but DDP waits for its gradient")
-        assert rehearse(Scenario(**given, plan=told), context).problems == ()
-        step = TrainingStep(Scenario(**given, plan=told), context)
+        assert rehearse(Scenario(**given, plan=message), context).problems == ()
+        step = TrainingStep(Scenario(**given, plan=message), context)
         for _ in range(step.num_setup_steps):
             step(lambda: None)
-        owners = [row.owner for row in communications_of(step, step.phases, told, context, step.model)]
+        owners = [row.owner for row in communications_of(step, step.phases, message, context, step.model)]
         assert owners == ["DDP bucket 0", "DDP used parameters"]
 
 
@@ -99,8 +99,8 @@ def test_check_calls_a_function_as_other_ranks_would() -> None:
 
     given = {"build_model": WithUnused, "make_batch": lambda: {"x": torch.ones(4, 4)}}
     job: Any = SimpleNamespace(device="cpu", settings=Settings())
-    (said,) = answer_on({"dp_shard": 4}, Scenario(**given, parallelize=own), job)["problems"]
-    assert said.startswith(f"on rank 2: parallelize raises ValueError: only here ({__file__}:")
+    (message,) = answer_on({"dp_shard": 4}, Scenario(**given, parallelize=own), job)["problems"]
+    assert message.startswith(f"on rank 2: parallelize raises ValueError: only here ({__file__}:")
 
 
 def backward_of(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -179,8 +179,8 @@ def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Rank
     file.write_text(ONE_RANK_RAISES)
     done = ranks.run_here("run", str(file), "--quick", "--results", str(tmp_path / "out"))
     assert done.exit_code == 2, done.output
-    said = f"on rank 1 of 2 only: parallelize raises ValueError: only here ({file}:10); fix it"
-    assert said in " ".join(done.output.split())
+    message = f"on rank 1 of 2 only: parallelize raises ValueError: only here ({file}:10); fix it"
+    assert message in " ".join(done.output.split())
 
 
 ONE_RANK_RAISES = """import torch.distributed as dist

@@ -186,8 +186,8 @@ def test_attention_is_split_by_whole_heads(context: RankContext) -> None:
     """Three heads of keys on two ranks were refused for a view's shape, which named neither."""
     model = nn.ModuleDict({"k_proj": nn.Linear(8, 12)})
     model.config = SimpleNamespace(num_key_value_heads=3)  # type: ignore[assignment]
-    (said,) = problems(model, torch.ones(4, 8), ParallelPlan(tp={"k_proj": "colwise"}, fsdp=FsdpPlan()), context)
-    assert "num_key_value_heads=3 of SimpleNamespace cannot be split over mesh dim 'tp' of size 2: 3 is not" in said
+    (message,) = problems(model, torch.ones(4, 8), ParallelPlan(tp={"k_proj": "colwise"}, fsdp=FsdpPlan()), context)
+    assert "num_key_value_heads=3 of SimpleNamespace cannot be split over mesh dim 'tp' of size 2: 3 is not" in message
 
 
 @pytest.mark.long
@@ -304,8 +304,8 @@ def test_bad_input_is_one_sentence_with_file_and_line(
     scenario = replace(examples.own_parallelize(), **given)
     with pytest.raises(UserError) as caught:
         list(step_cases(scenario, "mine", context))
-        if found := rehearse(scenario, context).problems:
-            raise UserError(found[0])
+        if result := rehearse(scenario, context).problems:
+            raise UserError(result[0])
     assert says in str(caught.value) and "\n  - " not in str(caught.value).removeprefix("the plan cannot work:\n  - ")
 
 

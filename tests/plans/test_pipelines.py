@@ -159,8 +159,8 @@ def test_a_pipeline_that_cannot_work_is_refused(plan: ParallelPlan, model: dict[
         plan = replace(plan, fsdp=None if plan.ddp else FsdpPlan())
         with torch.device("meta"):
             built = Layers(**model)
-        found = problems(built, Batch(batch()), plan, context_of(mesh))
-    assert any(says in sentence for sentence in found), found
+        result = problems(built, Batch(batch()), plan, context_of(mesh))
+    assert any(says in sentence for sentence in result), result
 
 
 def pipelined(schedule: str, rank: int, **parts: Any) -> tuple[TrainingStep, list[Any]]:
@@ -176,11 +176,11 @@ def pipelined(schedule: str, rank: int, **parts: Any) -> tuple[TrainingStep, lis
 def test_every_message_of_a_rank_is_a_path_with_its_stage_microbatch_and_both_ends() -> None:
     step, rows = pipelined("1f1b", rank=1)
     assert step.phases == ("schedule",) and len(rows) == 16
-    told = {
+    message = {
         (row.phase, row.source, row.kind, row.group, row.mesh_dim, row.group_size, row.payload_bytes) for row in rows
     }
     size = 2 * 8 * 4  # a micro-batch of 2 samples, f32
-    assert told == {
+    assert message == {
         ("forward", "pp", "recv", "0,1", "pp", 2, size),
         ("forward", "pp", "send", "1,2", "pp", 2, size),
         ("backward", "pp", "recv", "2,1", "pp", 2, size),
@@ -223,8 +223,8 @@ def test_a_loss_that_fails_on_the_last_stage_alone_is_found_before_ranks_start()
     sizes = {"pp": 2}
     job: Any = SimpleNamespace(device="cpu", settings=SimpleNamespace(seed=1))
     assert not answer_on(sizes, right, job)["problems"]
-    (found,) = answer_on(sizes, wrong, job)["problems"]
-    assert found.startswith("on rank 1: ") and "3" in found
+    (result,) = answer_on(sizes, wrong, job)["problems"]
+    assert result.startswith("on rank 1: ") and "3" in result
 
 
 def test_a_schedule_that_torch_refuses_is_named_with_its_micro_batches() -> None:

@@ -55,7 +55,7 @@ class Model(nn.Module):
             self.layers[1].weight = self.layers[0].weight
 
 
-def found(context: RankContext, plan: ParallelPlan, batch: tuple[int, ...] = (4, 8), **model: object) -> list[str]:
+def problem_texts(context: RankContext, plan: ParallelPlan, batch: tuple[int, ...] = (4, 8), **model: object) -> list[str]:
     with torch.device("meta"):
         return problems(Model(**model), torch.empty(batch), plan, context)
 
@@ -64,33 +64,33 @@ GOOD = ParallelPlan(tp={"layers.*": ColwiseParallel(), "head": RowwiseParallel()
 
 
 def test_a_good_plan_has_no_problems(context: RankContext) -> None:
-    assert found(context, GOOD) == []
+    assert problem_texts(context, GOOD) == []
 
 
 def test_an_undividable_parameter_is_named_with_shape_mesh_dim_and_size(context: RankContext) -> None:
     plan = ParallelPlan(tp={"head": RowwiseParallel()}, fsdp=FsdpPlan())
-    (text,) = found(context, plan, hidden=18)
+    (text,) = problem_texts(context, plan, hidden=18)
     assert "parameter head.weight of shape [8, 18] cannot be sharded on tensor dim 1" in text
     assert "mesh dim 'tp' of size 4" in text and "sizes that work: 1, 2, 3, 6, 9, 18" in text
 
 
 def test_parameters_that_fail_for_one_reason_are_one_problem_with_their_layers_counted(context: RankContext) -> None:
-    (text,) = found(context, GOOD, hidden=18)
+    (text,) = problem_texts(context, GOOD, hidden=18)
     assert text.startswith("mesh dim 'tp' of size 4 does not divide 18 (sizes that work: 1, 2, 3, 6, 9, 18)")
     # Two weights and two biases of layers.*, one weight of head.
     assert text.endswith(" by layers.*.weight: 2 layers; layers.*.bias: 2 layers; head.weight")
 
 
 @pytest.mark.parametrize(
-    ("problems", "told"),
+    ("problems", "message"),
     [
         (["layers.0.w1 is bad", "layers.1.w1 is bad", "no"], ["layers.*.w1 is bad: 2 layers", "no"]),
         (["layers.0.w1 is bad"], ["layers.0.w1 is bad"]),
         (["a share of 0.5 is bad", "a share of 0.6 is bad"], ["a share of 0.5 is bad", "a share of 0.6 is bad"]),
     ],
 )
-def test_sentences_that_differ_in_the_layer_alone_are_one(problems: list[str], told: list[str]) -> None:
-    assert grouped(problems) == told
+def test_sentences_that_differ_in_the_layer_alone_are_one(problems: list[str], message: list[str]) -> None:
+    assert grouped(problems) == message
 
 
 def test_modules_beside_each_other_are_named_together(context: RankContext) -> None:
@@ -101,14 +101,14 @@ def test_modules_beside_each_other_are_named_together(context: RankContext) -> N
 
 def test_everything_wrong_is_listed_at_once(context: RankContext) -> None:
     plan = ParallelPlan(tp={"layer.*": ColwiseParallel()}, fsdp=FsdpPlan(wrap=("blocks.*",)))
-    texts = found(context, plan, batch=(3, 8))
+    texts = problem_texts(context, plan, batch=(3, 8))
     assert any("TP pattern 'layer.*' matches no module" in text and "layers" in text for text in texts)
     assert any("FSDP pattern 'blocks.*'" in text for text in texts)
     assert any("a batch of 3 cannot be split over mesh dim 'dp_shard' of size 2" in text for text in texts)
 
 
 def test_a_mesh_dim_that_no_part_uses_is_named(context: RankContext) -> None:
-    assert found(context, ParallelPlan(fsdp=FsdpPlan())) == [
+    assert problem_texts(context, ParallelPlan(fsdp=FsdpPlan())) == [
         "the plan does not use mesh dim 'tp' (size 4), only dp_shard"
     ]
 
@@ -116,18 +116,18 @@ def test_a_mesh_dim_that_no_part_uses_is_named(context: RankContext) -> None:
 def test_a_mesh_dim_of_one_rank_needs_no_part_that_uses_it(context: RankContext) -> None:
     """One device, say, and no plan."""
     mesh = init_device_mesh("cpu", (8, 1), mesh_dim_names=("dp_shard", "tp"))
-    assert found(replace(context, mesh=mesh), ParallelPlan(fsdp=FsdpPlan()), batch=(8, 8)) == []
+    assert problem_texts(replace(context, mesh=mesh), ParallelPlan(fsdp=FsdpPlan()), batch=(8, 8)) == []
 
 
 def test_context_parallel_without_its_mesh_dim_is_named(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, cp=CpPlan(rotate="ring"))
-    texts = found(context, plan)
+    texts = problem_texts(context, plan)
     assert any("needs mesh dim 'cp'" in text for text in texts) and any("'ring' is unknown" in text for text in texts)
 
 
 def fsdp_texts(context: RankContext, batch: tuple[int, ...] = (4, 8), tied: bool = False, **knobs: object) -> list[str]:
     plan = FsdpPlan(**{"wrap": ("layers.*",), "mesh_dims": ("dp_shard", "tp"), **knobs})  # type: ignore[arg-type]
-    return found(context, ParallelPlan(fsdp=plan), batch, hidden=16, tied=tied)
+    return problem_texts(context, ParallelPlan(fsdp=plan), batch, hidden=16, tied=tied)
 
 
 def applied(context: RankContext, plan: ParallelPlan, model: nn.Module) -> None:
@@ -255,7 +255,7 @@ def test_options_that_torch_lacks_or_rejects_are_named_with_allowed_ones(
 ) -> None:
     mesh_dim = "dp_replicate" if plan.ddp else "pp"
     mesh = init_device_mesh("cpu", (8,), mesh_dim_names=(mesh_dim,))
-    texts = found(replace(context, mesh=mesh), replace(plan, microbatches=1), batch=(8, 8))
+    texts = problem_texts(replace(context, mesh=mesh), replace(plan, microbatches=1), batch=(8, 8))
     assert any(words in text and ("; use " in text) for text in texts)
 
 
@@ -272,7 +272,7 @@ def test_an_option_of_a_newer_torch_is_unsupported_in_one_sentence(
 ) -> None:
     mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("dp_replicate" if plan.ddp else "dp_shard",))
     here = replace(context, mesh=mesh)
-    assert found(here, plan, batch=(8, 8)) == []
+    assert problem_texts(here, plan, batch=(8, 8)) == []
     with torch.device("meta"), pytest.raises(Unsupported, match=rf"{name}: needs torch 2.15 or newer, but this is"):
         parallelize(Model(), plan, here)
 
@@ -285,7 +285,7 @@ def test_a_removed_field_names_what_to_write_now(name: str) -> None:
 
 def test_microbatches_must_divide_a_ranks_batch(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, microbatches=3)
-    assert found(context, plan) == ["a batch of 2 per rank cannot be split into 3 micro-batches; use a divisor of 2"]
+    assert problem_texts(context, plan) == ["a batch of 2 per rank cannot be split into 3 micro-batches; use a divisor of 2"]
 
 
 def test_async_tp_needs_tp_and_inductor(context: RankContext) -> None:
@@ -293,12 +293,12 @@ def test_async_tp_needs_tp_and_inductor(context: RankContext) -> None:
         ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, compile=CompilePlan(("*",), backend="aot_eager", async_tp=True)),
         ParallelPlan(fsdp=FsdpPlan(mesh_dims=("dp_shard", "tp")), compile=CompilePlan(("*",), async_tp=True)),
     ):
-        assert any("async_tp is inductor's overlap of TP collectives" in text for text in found(context, plan))
+        assert any("async_tp is inductor's overlap of TP collectives" in text for text in problem_texts(context, plan))
 
 
 def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_named(context: RankContext) -> None:
     compiled = CompilePlan(("heads",), "inductr")
-    texts = found(context, ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, checkpoint=("layer.*",), compile=compiled))
+    texts = problem_texts(context, ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, checkpoint=("layer.*",), compile=compiled))
     assert len(texts) == 3 and "checkpoint pattern 'layer.*' matches no module" in texts[0]
     assert "compile pattern 'heads' matches no module (nearest: head)" in texts[1]
     assert "compile backend 'inductr' is unknown" in texts[2] and "inductor" in texts[2]
@@ -320,7 +320,7 @@ def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_na
 def test_annotations_that_cannot_hold_are_named(
     context: RankContext, shard_params: dict[str, ShardParam], words: str
 ) -> None:
-    texts = found(context, ParallelPlan(shard_params=shard_params, fsdp=FsdpPlan()))
+    texts = problem_texts(context, ParallelPlan(shard_params=shard_params, fsdp=FsdpPlan()))
     assert any(words in text for text in texts), texts
 
 
@@ -337,14 +337,14 @@ def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_d
 
 def test_a_parameter_is_sharded_by_a_style_or_by_an_annotation_but_not_by_both(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, shard_params={"head.weight": ShardParam(0)}, fsdp=FsdpPlan())
-    assert found(context, plan) == [
+    assert problem_texts(context, plan) == [
         "parameter head.weight is sharded by a TP style and by shard_params; remove one of them"
     ]
 
 
 def test_a_style_on_a_module_it_cannot_shard_is_named(context: RankContext) -> None:
     plan = ParallelPlan(tp={"layers": ColwiseParallel()}, fsdp=FsdpPlan())
-    assert found(context, plan) == [
+    assert problem_texts(context, plan) == [
         "TP pattern 'layers': ColwiseParallel shards Linear and Embedding, but layers is a ModuleList"
     ]
 

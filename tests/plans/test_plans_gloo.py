@@ -238,7 +238,7 @@ def combined(rows: Rows, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory)
     outcome = ranks.launch(job, COMBINED)
     on_four, on_eight = rows[COMBINATIONS], variants_of(job, outcome)
     assert outcome.exit_code == 0 and len(on_four) == 6 and len(on_eight) == 4
-    return {f"{count}: {name}": row for count, found in ((4, on_four), (8, on_eight)) for name, row in found.items()}
+    return {f"{count}: {name}": row for count, result in ((4, on_four), (8, on_eight)) for name, row in result.items()}
 
 
 def combination(combined: Variants, name: str) -> dict[str, Any]:

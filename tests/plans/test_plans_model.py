@@ -170,7 +170,7 @@ def test_a_checkpointed_module_is_run_again_in_backward_and_others_are_not() -> 
 def test_what_a_selective_checkpoint_keeps_is_not_computed_again() -> None:
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-    found = []
+    result = []
     for context_fn in (None, lambda: create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])):
         torch.manual_seed(0)
         model = nn.Sequential(Counted())
@@ -183,9 +183,9 @@ def test_what_a_selective_checkpoint_keeps_is_not_computed_again() -> None:
 
         with each_operator(count):
             model(torch.ones(2, 3)).sum().backward()
-        found.append((model[0].inner.weight.grad, run.count("addmm"), run.count("exp")))
-    assert torch.equal(found[0][0], found[1][0])
-    assert [(linear, exponential) for _, linear, exponential in found] == [(2, 2), (1, 2)]
+        result.append((model[0].inner.weight.grad, run.count("addmm"), run.count("exp")))
+    assert torch.equal(result[0][0], result[1][0])
+    assert [(linear, exponential) for _, linear, exponential in result] == [(2, 2), (1, 2)]
 
 
 def test_only_the_modules_that_match_are_compiled() -> None:

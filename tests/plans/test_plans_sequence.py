@@ -87,8 +87,8 @@ def test_an_output_that_is_off_is_told() -> None:
     right, off = Difference(0.0, 2.0), Difference(2e-3, 2.0)
     allowance = Allowance(1e-5, 1e-5, "as for every f32 step")
     (_, finding) = allowance.judged(Differences(2.0, right, output=off))
-    told = "the output differs from one device's by 1.00e-03 (relative); 1e-05 is allowed, as for every f32 step"
-    assert finding.is_wrong and str(finding) == told
+    message = "the output differs from one device's by 1.00e-03 (relative); 1e-05 is allowed, as for every f32 step"
+    assert finding.is_wrong and str(finding) == message
     assert not any(one.is_wrong for one in allowance.judged(Differences(2.0, right, output=Difference(1e-6, 2.0))))
 
 
@@ -122,10 +122,10 @@ def test_ulysses_exchanges_heads_for_the_sequence_before_attention_and_back_afte
     step(lambda: None)
     rows = communications_of(step, step.phases, step.plan, context, step.model)
     moved = [row for row in rows if row.source == "cp"]
-    told = Counter((row.phase, row.kind, row.redistribution) for row in moved)
+    message = Counter((row.phase, row.kind, row.redistribution) for row in moved)
     layers = len(step.model.layers)
     there, back = "S(2)->S(1)", "S(1)->S(2)"
-    assert told == {
+    assert message == {
         ("forward", "all_to_all", there): 3 * layers,
         ("forward", "all_to_all", back): layers,
         ("backward", "all_to_all", there): layers,

@@ -104,8 +104,8 @@ def test_a_model_that_returns_a_number_is_refused(context: RankContext) -> None:
 
 def test_a_torch_without_it_says_so(context: RankContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda module, mesh: module)
-    said = "needs torch 2" if needs_newer(SPMD_MESH) else "torch .* fully_shard without its parameter dp_mesh_dims"
-    with pytest.raises(Unsupported, match=f"one SPMD mesh: {said}"):
+    message = "needs torch 2" if needs_newer(SPMD_MESH) else "torch .* fully_shard without its parameter dp_mesh_dims"
+    with pytest.raises(Unsupported, match=f"one SPMD mesh: {message}"):
         parallelize(Model(), PLAN, context)
 
 

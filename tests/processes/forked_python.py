@@ -26,8 +26,8 @@ def main(address: str) -> None:
         with server.makefile("rw", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(json.dumps(request) + "\n")
             stream.flush()
-            told = stream.readline()
-    exit_code = int(told) if told else -signal.SIGKILL
+            message = stream.readline()
+    exit_code = int(message) if message else -signal.SIGKILL
     if exit_code >= 0:
         os._exit(exit_code)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

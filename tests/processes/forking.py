@@ -35,14 +35,14 @@ def fork(rank: int, num_ranks: int, port: int, arguments: list[str]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    told = {
+    message = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": num_ranks,
         "LOCAL_WORLD_SIZE": num_ranks,
         "MASTER_PORT": port,
     }
-    os.environ.update({name: str(value) for name, value in told.items()}, MASTER_ADDR="127.0.0.1")
+    os.environ.update({name: str(value) for name, value in message.items()}, MASTER_ADDR="127.0.0.1")
     try:
         if arguments[0] == "-m":
             sys.argv = arguments[1:]

@@ -52,9 +52,9 @@ def test_the_marker_gives_ranks_or_a_mesh() -> None:
     ],
 )
 def test_a_marker_that_cannot_be_is_told_in_one_sentence(args: Any, kwargs: Any, says: str) -> None:
-    with pytest.raises(UserError, match=says) as told:
+    with pytest.raises(UserError, match=says) as message:
         case_request(args, kwargs)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(message.value)
 
 
 def test_arguments_get_their_names_from_the_function() -> None:

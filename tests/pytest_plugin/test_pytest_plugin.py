@@ -129,10 +129,14 @@ def test_whatever_is_not_ok_fails_the_test(
 def test_a_pytest_benchmark_that_takes_no_rows_is_warned_about_and_costs_nothing(tmp_path: Path, play: Play) -> None:
     play("complete", "", OK)
     item: Any = Item()
-    item.config, told, unshown = SimpleNamespace(_benchmarksession=SimpleNamespace(disabled=False, skip=False)), [], []
-    item.warn = told.append
+    item.config, message, unshown = (
+        SimpleNamespace(_benchmarksession=SimpleNamespace(disabled=False, skip=False)),
+        [],
+        [],
+    )
+    item.warn = message.append
     cases = Distbench(item, tmp_path, unshown)(bench)
-    assert unshown == cases and "does not accept distbench's rows" in str(told[0])
+    assert unshown == cases and "does not accept distbench's rows" in str(message[0])
 
 
 def test_ctrl_c_ends_the_whole_session(tmp_path: Path, play: Play) -> None:
@@ -206,9 +210,9 @@ def test_closure(distbench):
 def executed(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """(folder, output) of one pytest run with the page's example and with a rank that dies."""
     folder = tmp_path_factory.mktemp("executed")
-    found = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert found
-    (folder / "test_gather.py").write_text(found.group(1))
+    result = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert result
+    (folder / "test_gather.py").write_text(result.group(1))
     (folder / "test_dies.py").write_text(DIES)
     command = [ranks.forked_python, "-m", "pytest", *PLUGINS, "--strict-markers", "-W", "error"]
     command += ["-p", "pytest_benchmark.plugin", "--benchmark-json=all.json", "--benchmark-autosave"]

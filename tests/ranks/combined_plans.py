@@ -44,14 +44,14 @@ def combinations(job: Job, function: object, context: RankContext) -> list[CaseS
     if job.scenario != "llama_3d":
         return alone(job, function, context)
     files = {entry.name: entry.file for entry in list_entries()} | OWN
-    found = []
+    result = []
     for number, (name, mesh_text, params) in enumerate(COMBINATIONS[context.mesh.size()]):
         mesh = parse_mesh(mesh_text)
         devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
         load = partial(rank_session.load_scenario, files[name], name)
         one = replace(job, scenario=f"{number} {name} {format_mesh(mesh)}", variants=[params], axes=[])
-        found += alone(one, load(), replace(context, mesh=devices))
-    return found
+        result += alone(one, load(), replace(context, mesh=devices))
+    return result
 
 
 alone = rank_session.all_cases

@@ -71,13 +71,13 @@ def differences(context: RankContext, scenario: Scenario) -> str:
     step(no_stamp)
     step.restart()
     loss = step.forward_backward()
-    found = compare(
+    result = compare(
         step.model, None if loss is None else float(loss), reference_of(scenario, context), context, gradient_scale=1.0
     )
-    worst = max(one.apart / one.size for one in found.gradients.values())
+    worst = max(one.apart / one.size for one in result.gradients.values())
     assert step.pipeline is not None
     idle = idle_counters(step.pipeline, step.forward_backward, context)["idle_share"]
-    return f"{found.loss.apart / found.loss.size} {worst} {len(found.gradients)} {idle}"
+    return f"{result.loss.apart / result.loss.size} {worst} {len(result.gradients)} {idle}"
 
 
 def messages(context: RankContext, scenario: Scenario) -> str:

@@ -105,8 +105,8 @@ def test_the_peak_is_the_fullest_phases(xpu: Xpu, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(xpu, "max_memory_allocated", lambda device: next(allocated), raising=False)
     monkeypatch.setattr(xpu, "max_memory_reserved", lambda device: next(reserved), raising=False)
     phases = ("forward", "backward", "optimizer")
-    found = seam.allocator_peak(torch.device("xpu", 1), lambda stamp: [stamp() for _ in phases], phases)
-    assert found == {"peak_bytes": 30, "peak_reserved_bytes": 50, "peak_phase": "backward"}
+    result = seam.allocator_peak(torch.device("xpu", 1), lambda stamp: [stamp() for _ in phases], phases)
+    assert result == {"peak_bytes": 30, "peak_reserved_bytes": 50, "peak_phase": "backward"}
     assert xpu.done == ["reset_peak_memory_stats xpu:1"] * 4
 
 
@@ -158,9 +158,9 @@ def test_ranks_that_share_a_device_are_refused() -> None:
 
 
 def test_backends_are_torchs_own_where_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = dist.Backend.default_device_backend_map
-    monkeypatch.setitem(told, "hpu", "fake")  # as torch has it until the package for it is there
-    monkeypatch.setitem(told, "npu", "lccl")
+    message = dist.Backend.default_device_backend_map
+    monkeypatch.setitem(message, "hpu", "fake")  # as torch has it until the package for it is there
+    monkeypatch.setitem(message, "npu", "lccl")
     names = ("cuda", "xpu", "hpu", "npu", "mtia")
     assert [seam.Accelerator(name).backend for name in names] == ["nccl", "xccl", "hccl", "lccl", "mtia"]
     assert [backend_for(name) for name in ("cpu", "cuda", "xpu")] == ["gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,xpu:xccl"]
@@ -170,8 +170,8 @@ def test_backends_are_torchs_own_where_it_knows(monkeypatch: pytest.MonkeyPatch)
 
 def test_rocm_is_told_by_torchs_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    found = seam.Accelerator("cuda")
-    assert (found.platform, found.version, found.backend) == ("rocm", "6.4", "nccl")
+    result = seam.Accelerator("cuda")
+    assert (result.platform, result.version, result.backend) == ("rocm", "6.4", "nccl")
     assert seam.device_facts(torch.device("cpu"))["hip"] == "6.4"
 
 
@@ -269,8 +269,8 @@ def test_a_module_that_lacks_a_function_leaves_a_gap(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: Mtia())
     device = torch.device("mtia", 0)
-    found = seam.allocator_peak(device, lambda stamp: stamp(), ("forward",))
-    assert found == {"peak_bytes": 7, "peak_reserved_bytes": None, "peak_phase": "forward"}
+    result = seam.allocator_peak(device, lambda stamp: stamp(), ("forward",))
+    assert result == {"peak_bytes": 7, "peak_reserved_bytes": None, "peak_phase": "forward"}
     assert seam.free_bytes(device) == 0 and seam.device_facts(device)["device_name"] == "mtia"
     assert seam.identity(device) is None
 
@@ -293,14 +293,14 @@ def test_devices_are_told_by_the_drivers_files(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"),
+    ("mode", "message"),
     [
         ("nearby", "DISTBENCH_NUMA_BINDING=nearby is not a valid binding of ranks; use node, "),
         ("node", "DISTBENCH_NUMA_BINDING=node: torch cannot bind rank 1 near a device ("),
     ],
 )
 def test_a_rank_that_cannot_be_bound_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, message: str
 ) -> None:
     def refuses(*, gpu_index: int, numa_options: object) -> None:
         raise AssertionError("Torch not compiled with CUDA enabled")
@@ -309,6 +309,6 @@ def test_a_rank_that_cannot_be_bound_says_why(
     monkeypatch.setenv("DISTBENCH_NUMA_BINDING", mode)
     assert not rank_launcher._is_bound(1, tmp_path)
     cause = cause_of(tmp_path, 1)
-    assert cause.user_can_fix and cause.message.startswith(said)
+    assert cause.user_can_fix and cause.message.startswith(message)
     monkeypatch.delenv("DISTBENCH_NUMA_BINDING")
     assert rank_launcher._is_bound(1, tmp_path)

@@ -193,8 +193,8 @@ def test_errors_are_a_line_whatever_their_text_is() -> None:
 def test_what_ended_the_launcher_before_any_rank_ran_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "launch.log"
     log.write_text('Traceback (most recent call last):\n  File "x", line 1\nValueError: \nno torch here\nSee x\n')
-    said = cause_of(tmp_path, 1).message
-    assert said == f"the launcher ended with exit code 1 (ValueError: no torch here); see {log}"
+    message = cause_of(tmp_path, 1).message
+    assert message == f"the launcher ended with exit code 1 (ValueError: no torch here); see {log}"
     log.write_text("nothing of use\n")
     assert cause_of(tmp_path, 1).message == f"the launcher ended with exit code 1; see {log}"
 

@@ -64,8 +64,8 @@ def gather_with(change: Change, code: str | None = None) -> Callable[[Any], list
     return gather
 
 
-def as_it_is(told: GivenToRank) -> GivenToRank:
-    return told
+def as_it_is(message: GivenToRank) -> GivenToRank:
+    return message
 
 
 def test_ranks_that_were_given_the_same_may_begin(job: Job) -> None:
@@ -137,27 +137,27 @@ def test_devices_of_one_host_that_differ_are_said() -> None:
 
 def asked_together(devices: Sequence[str]) -> list[str]:
     """What each rank of a job is told, ranks being threads with torch's own store."""
-    store, said = torch.distributed.HashStore(), [""] * len(devices)
+    store, message = torch.distributed.HashStore(), [""] * len(devices)
 
     def ask(rank: int) -> None:
         try:
             require_same_device(torch.distributed.PrefixStore("job", store), rank, len(devices), devices[rank])
         except UserError as error:
-            said[rank] = str(error)
+            message[rank] = str(error)
 
     threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(len(devices))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    return said
+    return message
 
 
 def test_a_host_without_its_driver_is_named_to_all_before_ranks_form_groups() -> None:
     """Its command takes the CPU, and its ranks would form other groups than those that wait for them."""
     assert asked_together(["cuda"] * 4) == [""] * 4
-    (said,) = set(asked_together(["cuda", "cuda", "cpu", "cpu"]))
-    assert said.startswith("the device of ranks 2, 3 is cpu, of rank 0 cuda; set --device, or run")
+    (message,) = set(asked_together(["cuda", "cuda", "cpu", "cpu"]))
+    assert message.startswith("the device of ranks 2, 3 is cpu, of rank 0 cuda; set --device, or run")
 
 
 def test_a_caution_is_shown_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,8 +175,8 @@ class Silent(socket.socket):
 def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives up a silent connection after 25 s; nobody waits any longer then."""
     monkeypatch.setattr(agreement, "GONE_AFTER_S", 1000.0)
-    told: list[str] = []
-    alone = Presence({}, 0, ("a",), "", told.append)  # type: ignore[arg-type]
+    message: list[str] = []
+    alone = Presence({}, 0, ("a",), "", message.append)  # type: ignore[arg-type]
     alone._hosts = ("a", "a", "b", "b")
     with Silent() as link:
         alone._ranks[link] = 2
@@ -185,7 +185,7 @@ def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: p
         alone._tell(2, is_silent=True)
         alone._rank = 3
         alone._follow_first(link)
-    assert told == [
+    assert message == [
         "host b (ranks 2, 3) no longer responds to host a: b or the network is down",
         "host a (ranks 0, 1) no longer responds to host b: a or the network is down",
     ]

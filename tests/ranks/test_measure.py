@@ -264,11 +264,11 @@ def test_what_starts_on_no_group_starts_as_its_hosts_do(monkeypatch: pytest.Monk
 def test_the_device_waits_until_its_host_has_launched_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_delay_s", lambda device: 1e-4)
     start = DeviceStart("tp", torch.device("cpu"))  # type: ignore[arg-type]
-    found = []
+    result = []
     for launch_s in (0.0, 3e-4, 1.0):
         start.took(launch_s)
-        found.append(start.num_delays)
-    assert found == [1, 6, measure.MAX_DELAYS]
+        result.append(start.num_delays)
+    assert result == [1, 6, measure.MAX_DELAYS]
 
 
 def test_a_device_is_warmed_up_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

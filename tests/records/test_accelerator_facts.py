@@ -134,8 +134,8 @@ def test_a_device_that_does_not_answer_is_left_without_figures() -> None:
     assert checks["GPU clocks"]["found"] == "1980 to 1980 MHz now, maximum 1980 MHz"
     assert checks["GPU clocks"]["advice"].startswith("GPU0 is limited by hardware slowdown")
     silent = BROKEN.replace("550.54.15", "[N/A]", 1)
-    told = {one["name"]: one["found"] for one in checks_of(lambda command: silent, {}, SWITCHED_OFF)}
-    assert told["GPU driver"] == "driver 550.54.15, persistence on, MIG off"
+    message = {one["name"]: one["found"] for one in checks_of(lambda command: silent, {}, SWITCHED_OFF)}
+    assert message["GPU driver"] == "driver 550.54.15, persistence on, MIG off"
     assert accelerator_facts(lambda command: silent)["driver"] == "550.54.15"
 
 
@@ -149,5 +149,5 @@ def test_garbage_is_no_answer(text: str) -> None:
 
 def test_what_is_off_is_told_without_the_command_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    (found,) = checks_of(smi, {"CUDA_LAUNCH_BLOCKING": "1"}, SWITCHED_OFF)
-    assert (found["name"], found["found"], found["ok"]) == ("switched off", "CUDA_LAUNCH_BLOCKING=1", False)
+    (result,) = checks_of(smi, {"CUDA_LAUNCH_BLOCKING": "1"}, SWITCHED_OFF)
+    assert (result["name"], result["found"], result["ok"]) == ("switched off", "CUDA_LAUNCH_BLOCKING=1", False)

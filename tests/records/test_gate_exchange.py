@@ -64,8 +64,8 @@ def test_a_stored_baseline_only_warns(tmp_path: Path) -> None:
 
 
 def test_baselines_are_listed_and_shown(tmp_path: Path) -> None:
-    said = " ".join(run("baseline", "list", "--results", tmp_path).output.split())
-    assert said.endswith("Next: distbench baseline save RUN")
+    message = " ".join(run("baseline", "list", "--results", tmp_path).output.split())
+    assert message.endswith("Next: distbench baseline save RUN")
     write_side(tmp_path / "runs", two_cases)
     run("baseline", "save", tmp_path / "runs", "--results", tmp_path)
     listed = " ".join(run("baseline", "list", "--results", tmp_path).output.split())

@@ -44,8 +44,8 @@ def test_nonsense_is_told_from_what_may_be_measured() -> None:
     """The oracle itself: what it calls nonsense, and what it does not."""
     import random
 
-    found = [mutated("run", random.Random(number)) for number in range(300)]
-    assert 30 < sum(one.is_nonsense for one in found) < 200
+    result = [mutated("run", random.Random(number)) for number in range(300)]
+    assert 30 < sum(one.is_nonsense for one in result) < 200
 
 
 @pytest.mark.parametrize("text", ["", '{"rank": 0, "kind"', "[]", '{"rank": "x", "kind": 3}', "\x00"])
@@ -90,7 +90,7 @@ def test_a_signature_baseline_that_is_no_text_is_replaced(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("scenario", "scenario\x1b", "line 'scenario'"),
         ("mesh ", "mesh tp=0,x", "line 'mesh'"),
@@ -98,9 +98,9 @@ def test_a_signature_baseline_that_is_no_text_is_replaced(tmp_path: Path) -> Non
         ("] \n", "", "line 39"),
     ],
 )
-def test_a_signature_names_the_line_that_is_wrong(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_signature_names_the_line_that_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = KINDS["signature"]()[0]
     path = tmp_path / "x.signature"
     path.write_text(text.replace(old, new, 1) if old in text else text + text.split("\n", 4)[4])
     done = invoke(["signature", "check", str(path), str(path)])
-    assert done.exit_code == 2 and said in done.output and str(path) in done.output
+    assert done.exit_code == 2 and message in done.output and str(path) in done.output

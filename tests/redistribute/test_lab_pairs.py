@@ -51,7 +51,7 @@ def pair(text: str, shape: tuple[int, ...]) -> Pair:
 
 
 def flat(suite: str, mesh_shape: tuple[int, ...], numel: int = 4096) -> list[Pair]:
-    return [found for group in groups_of(suite, mesh_shape, numel) for found in group]
+    return [result for group in groups_of(suite, mesh_shape, numel) for result in group]
 
 
 def test_the_suites_of_a_spec_are_those_that_exist() -> None:
@@ -63,8 +63,8 @@ def test_pairs_are_every_source_with_every_other_target(mesh_shape: tuple[int, .
     # Sources R, P(sum), S(d) and targets R, S(d) a mesh dim; a target without Partial is its own source once.
     mesh_ndim = len(mesh_shape)
     wanted = sum((ndim + 2) ** mesh_ndim * (ndim + 1) ** mesh_ndim - (ndim + 1) ** mesh_ndim for ndim in (1, 2, 3))
-    found = flat("pairs", mesh_shape)
-    assert len(found) == len({(str(one), one.shape) for one in found}) == wanted
+    result = flat("pairs", mesh_shape)
+    assert len(result) == len({(str(one), one.shape) for one in result}) == wanted
 
 
 def test_shard_orders_have_one_side_out_of_turn() -> None:
@@ -76,12 +76,12 @@ def test_shard_orders_have_one_side_out_of_turn() -> None:
 
 
 def test_uneven_pairs_give_ranks_different_shapes_and_some_an_empty_one() -> None:
-    found = {(str(one), one.shape) for one in flat("uneven", SQUARE)}
-    assert ("S(0)S(0)->RR", (5,)) in found and ("RS(0)->RR", (3,)) in found
-    assert ("S(0)R->RR", (1, 5)) in found, "one row on two ranks leaves one of them empty"
-    assert ("S(1)R->RR", (65, 65)) in found and not any(shape == (64, 64) for _, shape in found)
+    result = {(str(one), one.shape) for one in flat("uneven", SQUARE)}
+    assert ("S(0)S(0)->RR", (5,)) in result and ("RS(0)->RR", (3,)) in result
+    assert ("S(0)R->RR", (1, 5)) in result, "one row on two ranks leaves one of them empty"
+    assert ("S(1)R->RR", (65, 65)) in result and not any(shape == (64, 64) for _, shape in result)
     # 9 rows over two ranks are 5 and 4; 3 columns over none are even.
-    assert ("P(sum)R->RR", (9, 3)) not in found
+    assert ("P(sum)R->RR", (9, 3)) not in result
 
 
 def test_what_torch_is_known_to_get_wrong_has_groups_of_its_own() -> None:
@@ -120,8 +120,8 @@ def test_a_sample_has_one_of_each_class_before_a_second_of_any() -> None:
     classes = Counter(class_of(one, SQUARE) for one in groups[0])
     for cap in (10, len(classes), len(classes) + 5):
         chosen = sample(groups, cap, SQUARE, "seed")
-        found = Counter(class_of(one, SQUARE) for one in chosen)
-        assert len(chosen) == len(set(chosen)) == cap and len(found) == min(cap, len(classes))
+        result = Counter(class_of(one, SQUARE) for one in chosen)
+        assert len(chosen) == len(set(chosen)) == cap and len(result) == min(cap, len(classes))
     assert sample(groups, 10, SQUARE, "seed") == sample(groups, 10, SQUARE, "seed")
     assert sample(groups, 10, SQUARE, "seed") != sample(groups, 10, SQUARE, "another")
     assert sample(groups, 0, SQUARE, "seed") == groups[0]
@@ -138,12 +138,12 @@ def test_every_group_is_in_a_sample_that_has_room_for_all() -> None:
 
 def test_the_same_pairs_run_at_every_size_and_shapes_are_as_large_as_asked() -> None:
     lab = Laboratory("pairs", sizes_bytes=(262144, 8388608), max_pairs=12)
-    found = pairs_of(lab, WIDE, seed=1)
-    small, large = found[:12], found[12:]
+    result = pairs_of(lab, WIDE, seed=1)
+    small, large = result[:12], result[12:]
     assert [str(one) for one in small] == [str(one) for one in large]
     for one in small:
         assert 0.9 < 4 * torch.Size(one.shape).numel() / 262144 < 1.1
-    assert {len(set(one.shape)) for one in found} == {1}, "equal sides, so that tensor dims are alike"
+    assert {len(set(one.shape)) for one in result} == {1}, "equal sides, so that tensor dims are alike"
     assert cube(1000, 3, 8) == (8, 8, 8) and cube(1, 2, 8) == (8, 8)
 
 
@@ -172,12 +172,12 @@ def test_undecodable_strided_shards_are_those_that_torch_cannot_decode() -> None
         def size(self, mesh_dim: int) -> int:
             return WIDE[mesh_dim]
 
-    found = {str(layout) for layout in undecodable_layouts(WIDE, 2)}
+    result = {str(layout) for layout in undecodable_layouts(WIDE, 2)}
     for texts in itertools.product(("R", "S(0)", "S(1)", "_S(0,2)", "_S(1,2)"), repeat=2):
         if any(text.startswith("_S") for text in texts):
             placements = tuple(parse_placement(text) for text in texts)
             order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, Sizes())
-            assert (order is None) == ("".join(texts) in found), texts
+            assert (order is None) == ("".join(texts) in result), texts
 
 
 def planners(

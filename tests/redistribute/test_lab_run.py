@@ -43,12 +43,12 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     run = read_run(file)
     assert run.footer is not None and run.footer["status"] == "complete" and run.footer["num_not_run"] == 0
     assert len({record["case"]["id"] for record in run.cases}) == len(run.cases)
-    found: Rows = defaultdict(dict)
+    result: Rows = defaultdict(dict)
     for record in run.cases:
         params = record["case"]["params"]
         key = params["suite"], f"{params['source']}->{params['target']} {params['shape']}"
-        found[key][params["planner"]] = record
-    return found
+        result[key][params["planner"]] = record
+    return result
 
 
 # What torch's planners get wrong or lack, seen on every version: (suite, pair), then planner to its status below a
@@ -105,11 +105,11 @@ def test_torchs_wrong_values_over_a_flattened_mesh_are_told(rows: Rows) -> None:
 @pytest.mark.long
 def test_a_shard_becomes_partial_by_zero_fill_since_torch_2_14(rows: Rows) -> None:
     """F3: below, greedy plans it although torch raises, and the graph planner goes by way of a replica."""
-    found = {
+    result = {
         pair: by for (suite, pair), by in rows.items() if suite == "partials" and from_shard_to_partial(pair.split()[0])
     }
-    assert found
-    for pair, by_planner in found.items():
+    assert result
+    for pair, by_planner in result.items():
         for planner, status in known("partials", "S->P(sum)").items():
             record = by_planner[planner]
             assert record["status"] == status, (pair, record["error"])
@@ -142,8 +142,8 @@ def test_a_shard_order_is_really_asked_for(rows: Rows) -> None:
     for (suite, pair), by_planner in rows.items():
         if suite == "shard_orders":
             ends, path = pair.partition(" ")[0].split("->"), by_planner["greedy"]["counters"]["path"].split("->")
-            wanted, found = ([parse_state(text, 3) for text in texts] for texts in (ends, (path[0], path[-1])))
-            assert found == wanted, (pair, path)
+            wanted, result = ([parse_state(text, 3) for text in texts] for texts in (ends, (path[0], path[-1])))
+            assert result == wanted, (pair, path)
 
 
 @pytest.mark.long
@@ -171,7 +171,7 @@ def test_the_profile_of_this_folder_is_used_only_where_it_fits(
     assert "use ./profile.json" in job_here().note
     for misfit in ({"mesh": {"dp_shard": 2, "tp": 4}}, {"mesh": {"cp": 2}}):
         assert job_here(**misfit).profile is None
-        assert "is not valid for the run" in (said := job_here(**misfit).note) and "\n" not in said
+        assert "is not valid for the run" in (message := job_here(**misfit).note) and "\n" not in message
     (tmp_path / "profile.json").write_text("{")
     assert job_here().profile is None and "distbench calibrate" in job_here().note
     profile_of().save(tmp_path / "other.json")

@@ -69,10 +69,10 @@ def test_every_redistribution_that_communicates_is_wrong_and_no_other(
     # Unsupported: direct from Partial. Raised: greedy from a shard to Partial, which torch 2.13 does not plan.
     moved = [record for record in without_any["moves"] if record["status"] not in ("unsupported", "raised")]
     communicating = [record for record in moved if record["counters"]["num_collectives"]]
-    found = {(record["case"]["params"].get("suite"), record["case"]["params"]["planner"]) for record in communicating}
+    result = {(record["case"]["params"].get("suite"), record["case"]["params"]["planner"]) for record in communicating}
     planners = [f"{name}{native}" for name in PLANNERS for native in ("", "+native")]
-    assert found >= {(None, planner) for planner in planners}
-    assert {suite for suite, _ in found} == {None, "pairs", "partials", "shard_orders", "backward"}
+    assert result >= {(None, planner) for planner in planners}
+    assert {suite for suite, _ in result} == {None, "pairs", "partials", "shard_orders", "backward"}
     assert len(communicating) > 100
     for record in moved:
         assert record["status"] == ("wrong" if record in communicating else "ok"), record["case"]["id"]

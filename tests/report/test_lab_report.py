@@ -65,9 +65,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def matchup(study: Study, planner: str, baseline: str = "greedy") -> Tally:
-    found = study.against(planner, baseline)
-    assert found is not None
-    return found
+    result = study.against(planner, baseline)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_against_the_better_of_torchs_two(study: Study, planner: str, counts: tu
     ],
 )
 def test_regret(study: Study, name: str, num_pairs: int, mean: float, worst: float, share_near: float) -> None:
-    found = study.regrets[name]
-    assert found.num_pairs == num_pairs
-    assert (found.mean, found.worst, found.share_near) == pytest.approx((mean, worst, share_near))
+    result = study.regrets[name]
+    assert result.num_pairs == num_pairs
+    assert (result.mean, result.worst, result.share_near) == pytest.approx((mean, worst, share_near))
 
 
 def test_choosing_by_prediction_over_greedy(study: Study) -> None:
@@ -130,8 +130,8 @@ def test_torchs_own_path_is_left_for_a_clear_predicted_gain_only(tmp_path: Path)
 
 
 def test_how_often_another_path_is_planned(study: Study) -> None:
-    found = {place[:2]: (d.num_differing, d.num_pairs) for place, d in study.differences.items() if place[2] == ""}
-    assert found == {
+    result = {place[:2]: (d.num_differing, d.num_pairs) for place, d in study.differences.items() if place[2] == ""}
+    assert result == {
         ("min_cost", "greedy"): (2, 4),
         ("calibrated", "greedy"): (1, 4),
         ("calibrated", "min_cost"): (1, 4),
@@ -139,13 +139,13 @@ def test_how_often_another_path_is_planned(study: Study) -> None:
 
 
 def test_prediction_errors_and_ranking(study: Study) -> None:
-    found = {planner: error for (planner, size), error in study.errors.items() if size == ""}
+    result = {planner: error for (planner, size), error in study.errors.items() if size == ""}
     # greedy |5/4-1|, |1.2-1|, 0; min_cost |3/2-1|, |1.1/4-1|, 0; direct |1.5-1|, |3/2-1|. LOCAL needs nobody to speak.
-    assert {name: error.error for name, error in found.items()} == pytest.approx(
+    assert {name: error.error for name, error in result.items()} == pytest.approx(
         {"greedy": 0.2, "min_cost": 0.5, "calibrated": 0.2, "direct": 0.5}
     )
-    assert found["greedy"].bias == pytest.approx(1.2)
-    assert found["direct"].num_pairs == 2
+    assert result["greedy"].bias == pytest.approx(1.2)
+    assert result["direct"].num_pairs == 2
     # A: a, b, direct, all three apart, all right. B: c before direct right, d before direct wrong, c and d not apart.
     assert study.ranking == (5, 4)
 
@@ -165,22 +165,22 @@ def test_greedy_measured_again_is_a_proof_and_no_planner(tmp_path: Path) -> None
         again["case"]["id"] += " (baseline again)"
         rows += [again, moved(pair, "greedy", 4, "a"), moved(pair, "min_cost", 4, "b")]
     rows.append(moved(A, "calibrated", 4, "c"))
-    found = study_in(tmp_path, rows)
-    ratios = found.ratios["min_cost", "greedy"]
+    result = study_in(tmp_path, rows)
+    ratios = result.ratios["min_cost", "greedy"]
     assert (ratios.num_controls, ratios.num_false) == (2, 1)
     assert proof_lines([ratios]) == ["control: 1 of 2 comparisons of a path with itself differ"]
-    assert found.table.planners == ("greedy", "min_cost", "calibrated") and found.table.times[
+    assert result.table.planners == ("greedy", "min_cost", "calibrated") and result.table.times[
         0
     ].tolist() == pytest.approx([4e-3, 4e-3], rel=0.01)
-    assert sum(found.outcomes["greedy"].values()) == 2
+    assert sum(result.outcomes["greedy"].values()) == 2
 
 
 def test_same_path_run_as_another_collective_is_no_control(tmp_path: Path) -> None:
     rows = [moved(A, "greedy", 4, "a"), moved(A, "min_cost", 4, "a"), moved(A, "greedy+native", 2, "a")]
     rows[2]["backend_op"] = "all_to_all"
-    found = study_in(tmp_path, rows)
-    assert matchup(found, "greedy+native")[1:4] == (1, 1, 0)
-    assert matchup(found, "min_cost")[1:4] == (0, 0, 0)
+    result = study_in(tmp_path, rows)
+    assert matchup(result, "greedy+native")[1:4] == (1, 1, 0)
+    assert matchup(result, "min_cost")[1:4] == (0, 0, 0)
 
 
 def test_pairs_that_run_the_same_path_prove_the_table(tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_pairs_that_run_the_same_path_prove_the_table(tmp_path: Path) -> None:
         for planner in ("greedy", "min_cost")
     ]
     judged = [moved(A, "greedy", 4, "a"), moved(A, "min_cost", 3, "b"), moved(A, "calibrated", 1, "x")]
-    found = study_in(tmp_path, [*judged, *same])
-    ratios = found.ratios["min_cost", "greedy"]
+    result = study_in(tmp_path, [*judged, *same])
+    ratios = result.ratios["min_cost", "greedy"]
     assert (ratios.num_controls, ratios.num_false) == (21, 1)
-    assert matchup(found, "min_cost")[1:4] == (1, 1, 0)
+    assert matchup(result, "min_cost")[1:4] == (1, 1, 0)
     assert proof_lines([ratios]) == ["control: 1 of 21 comparisons of a path with itself differ"]
 
 
@@ -202,26 +202,26 @@ def test_of_one_pass_nothing_is_called_faster(tmp_path: Path) -> None:
     rows = [moved(A, "greedy", 4, "a"), moved(A, "min_cost", 2, "b"), moved(A, "calibrated", 4, "a")]
     for record in rows:
         record["samples_s"] *= 2  # which `write` leaves in one piece
-    found = study_in(tmp_path, rows)
-    assert matchup(found, "min_cost")[:5] == (1, 1, 0, 0, 0) and matchup(found, "min_cost").mean[0] == pytest.approx(
+    result = study_in(tmp_path, rows)
+    assert matchup(result, "min_cost")[:5] == (1, 1, 0, 0, 0) and matchup(result, "min_cost").mean[0] == pytest.approx(
         0.5
     )
-    assert "fewer than 8 passes give no verdicts" in " ".join(found.ratios["min_cost", "greedy"].sentences)
-    assert not found.largest_gains
+    assert "fewer than 8 passes give no verdicts" in " ".join(result.ratios["min_cost", "greedy"].sentences)
+    assert not result.largest_gains
 
 
 def test_times_of_different_runs_are_not_compared(tmp_path: Path) -> None:
     natives = [moved(A, f"{planner}+native", 0.01, "a") for planner in ("greedy", "min_cost", "calibrated")]
-    found = study_in(tmp_path, four_pairs(), natives)
-    assert found.against("greedy+native") is None
-    assert found.regrets["direct"].mean == pytest.approx(2**0.5)
+    result = study_in(tmp_path, four_pairs(), natives)
+    assert result.against("greedy+native") is None
+    assert result.regrets["direct"].mean == pytest.approx(2**0.5)
 
 
 def test_a_run_that_is_all_native_is_judged_by_its_own_greedy(tmp_path: Path) -> None:
     rows = [moved(A, "greedy+native", 4, "a"), moved(A, "min_cost+native", 2, "b"), moved(A, "direct+native", 1, "x")]
-    found = study_in(tmp_path, rows)
-    assert found.is_native
-    assert (matchup(found, "min_cost").mean[0], matchup(found, "direct").mean[0]) == pytest.approx((0.5, 0.25))
+    result = study_in(tmp_path, rows)
+    assert result.is_native
+    assert (matchup(result, "min_cost").mean[0], matchup(result, "direct").mean[0]) == pytest.approx((0.5, 0.25))
 
 
 def test_large_pairs_are_in_focus_where_there_are_enough(tmp_path: Path) -> None:
@@ -231,10 +231,10 @@ def test_large_pairs_are_in_focus_where_there_are_enough(tmp_path: Path) -> None
 
     small = [record for number in range(50) for record in pair(number, (64, 64), 2.0)]
     large = [record for number in range(20) for record in pair(number, (512, 512), 0.5)]
-    found = study_in(tmp_path, [*small, *large])
-    assert matchup(found, "calibrated").mean[0] == pytest.approx(0.5)
+    result = study_in(tmp_path, [*small, *large])
+    assert matchup(result, "calibrated").mean[0] == pytest.approx(0.5)
     by_size = {
-        place[3]: tally.mean[0] for place, tally in found.tallies.items() if place[2] and place[0] == "calibrated"
+        place[3]: tally.mean[0] for place, tally in result.tallies.items() if place[2] and place[0] == "calibrated"
     }
     assert by_size == pytest.approx({"16 KiB": 2.0, "1 MiB": 0.5})
 
@@ -254,15 +254,15 @@ def failing() -> list[Row]:
 
 
 def test_failures_are_grouped_by_cause_with_the_smallest_and_with_what_ours_did(tmp_path: Path) -> None:
-    found = study_in(tmp_path, [*four_pairs(), *failing()])
-    wrong, raised, aborted = found.failures
+    result = study_in(tmp_path, [*four_pairs(), *failing()])
+    wrong, raised, aborted = result.failures
     assert (wrong.status, wrong.planner, wrong.suite, wrong.num_cases) == ("wrong", "greedy", "flattened", 3)
     assert wrong.pattern == "nested shards, uneven, a flattened mesh exists"
     assert wrong.example["shape"] == "5x3"
     assert wrong.ours == {"calibrated": {"ok": 3}, "direct": {"ok": 3}}
     assert (raised.status, raised.pattern, raised.ours) == ("raised", "Shard to Partial", {"calibrated": {"ok": 1}})
     assert (aborted.status, aborted.pattern, aborted.ours) == ("aborted", "strided shards", {})
-    assert found.outcomes["greedy"] == {"ok": 4, "wrong": 3, "raised": 1}
+    assert result.outcomes["greedy"] == {"ok": 4, "wrong": 3, "raised": 1}
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,8 @@ def test_odd_rows_crash_nothing(tmp_path: Path) -> None:
         {"type": "case", "case": {"id": "z", "kind": "redistribute", "params": {"suite": "odd", "shape": []}},
          "status": "timeout", "samples_s": [], "counters": None},
     ]  # fmt: skip
-    found = study_in(tmp_path, rows)
-    assert sum(failure.num_cases for failure in found.failures) == 2
+    result = study_in(tmp_path, rows)
+    assert sum(failure.num_cases for failure in result.failures) == 2
 
 
 def test_an_unknown_path_is_not_taken_for_the_same_one(tmp_path: Path) -> None:

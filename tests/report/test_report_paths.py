@@ -31,15 +31,15 @@ def text_of(path: Path, form: str = "table") -> str:
 
 
 def test_a_path_is_the_mean_over_ranks_and_the_median_over_steps(tmp_path: Path) -> None:
-    found = by_path(trace_of(tmp_path))
+    result = by_path(trace_of(tmp_path))
     # Two all-gathers: 20 ms on ranks 0 to 2, 14 on rank 3; steps of 100 and 200 ms.
-    fsdp = found[FORWARD_FSDP]
+    fsdp = result[FORWARD_FSDP]
     assert (fsdp["count"], fsdp["payload_bytes"], fsdp["wire_bytes"]) == (2, 4000, 2000)
     assert fsdp["time_s"] == pytest.approx(0.0185)
     assert fsdp["share_of_step"] == pytest.approx((0.185 + 0.0925) / 2)
     # 20, 20, 8 and 20 ms.
-    assert found[FORWARD_TP]["time_s"] == pytest.approx(0.017)
-    assert [key[0] for key in found] == ["forward"] * 2 + ["backward"] * 3
+    assert result[FORWARD_TP]["time_s"] == pytest.approx(0.017)
+    assert [key[0] for key in result] == ["forward"] * 2 + ["backward"] * 3
     (whole,) = costs(trace_of(tmp_path), ()).to_dict("records")
     assert (whole["count"], whole["payload_bytes"]) == (6, 18016)
     assert whole["time_s"] == pytest.approx(0.0435)
@@ -47,11 +47,11 @@ def test_a_path_is_the_mean_over_ranks_and_the_median_over_steps(tmp_path: Path)
 
 def test_who_waited_is_matched_by_step_group_and_place_in_it(tmp_path: Path) -> None:
     trace = trace_of(tmp_path)
-    found = by_path(trace)
+    result = by_path(trace)
     # Rank 1 waits 6 of 74 ms for rank 3 over dp_shard; rank 3 waits 12 of 68 ms for rank 2 over tp, and nobody else
     # does, though ranks 0 and 1 take as long.
-    assert found[FORWARD_FSDP]["straggler_share"] == pytest.approx(6 / 74)
-    assert found[FORWARD_TP]["straggler_share"] == pytest.approx(12 / 68)
+    assert result[FORWARD_FSDP]["straggler_share"] == pytest.approx(6 / 74)
+    assert result[FORWARD_TP]["straggler_share"] == pytest.approx(12 / 68)
     waited = trace.rows[trace.rows["straggler_s"] > 1e-9]
     assert set(zip(waited["rank"], waited["mesh_dim"], strict=True)) == {(1, "dp_shard"), (3, "tp")}
     assert sorted(waited["straggler_s"]) == pytest.approx([0.006, 0.006, 0.012, 0.012])
@@ -63,10 +63,10 @@ def test_steps_are_not_mixed_up_when_one_of_them_is_slow(tmp_path: Path) -> None
     for row in slow["rows"]:
         if row[at["step"]] == 1:
             row[at["completed_s"]] += 1.0
-    found = by_path(selected_trace(run_file(tmp_path / "a.jsonl", slow))[0])
+    result = by_path(selected_trace(run_file(tmp_path / "a.jsonl", slow))[0])
     # The later step is a second longer on all ranks: nobody waits for anybody because of that.
-    assert found[FORWARD_FSDP]["straggler_share"] == pytest.approx(2 * 6 / (74 + 8074))
-    assert found[FORWARD_TP]["time_s"] == pytest.approx(0.017 + 0.5)
+    assert result[FORWARD_FSDP]["straggler_share"] == pytest.approx(2 * 6 / (74 + 8074))
+    assert result[FORWARD_TP]["time_s"] == pytest.approx(0.017 + 0.5)
 
 
 def test_a_rank_that_told_of_nothing_is_noticed_and_counts_as_none(tmp_path: Path) -> None:
@@ -74,18 +74,18 @@ def test_a_rank_that_told_of_nothing_is_noticed_and_counts_as_none(tmp_path: Pat
     rank = quiet["columns"].index("rank")
     quiet["rows"] = [row for row in quiet["rows"] if row[rank] != 0]
     trace = selected_trace(run_file(tmp_path / "a.jsonl", quiet))[0]
-    found = by_path(trace)
+    result = by_path(trace)
     assert trace.ranks == (0, 1, 2, 3)
-    assert found[FORWARD_FSDP]["count"] == 1.5
-    assert found[FORWARD_FSDP]["time_s"] == pytest.approx((0.02 + 0.02 + 0.014) / 4)
+    assert result[FORWARD_FSDP]["count"] == 1.5
+    assert result[FORWARD_FSDP]["time_s"] == pytest.approx((0.02 + 0.02 + 0.014) / 4)
     # How long its partners waited is not known, and what they spent counts for no share of waiting: left are rank 1's
     # and 3's 20 and 14 ms over dp_shard, rank 2's and 3's 8 and 20 over tp.
     lonely = trace.rows[trace.rows["group"].isin(["0,1", "0,2"])]
     assert len(lonely) == 12 and lonely["straggler_s"].isna().all()
-    assert found[FORWARD_FSDP]["straggler_share"] == pytest.approx(6 / 34)
-    assert found[FORWARD_TP]["straggler_share"] == pytest.approx(12 / 28)
-    said = " ".join(doubts(trace))
-    assert "rank 0 recorded no collective" in said and "12 of 24 collectives are missing on some ranks" in said
+    assert result[FORWARD_FSDP]["straggler_share"] == pytest.approx(6 / 34)
+    assert result[FORWARD_TP]["straggler_share"] == pytest.approx(12 / 28)
+    message = " ".join(doubts(trace))
+    assert "rank 0 recorded no collective" in message and "12 of 24 collectives are missing on some ranks" in message
     quiet["phases"]["rows"] = [row for row in quiet["phases"]["rows"] if row[0] != 0]
     assert selected_trace(run_file(tmp_path / "a.jsonl", quiet))[0].ranks == (0, 1, 2, 3)
 
@@ -112,9 +112,9 @@ def test_a_step_without_a_path_counts_as_none_of_it(tmp_path: Path) -> None:
     uneven = record()
     phase, step = uneven["columns"].index("phase"), uneven["columns"].index("step")
     uneven["rows"] = [row for row in uneven["rows"] if not (row[phase] == "backward" and row[step] == 1)]
-    found = by_path(selected_trace(run_file(tmp_path / "a.jsonl", uneven))[0])
-    assert found["backward", "fsdp", "reduce_scatter", "dp_shard"]["count"] == 0.5
-    assert found["backward", "fsdp", "reduce_scatter", "dp_shard"]["time_s"] == pytest.approx(0.001)
+    result = by_path(selected_trace(run_file(tmp_path / "a.jsonl", uneven))[0])
+    assert result["backward", "fsdp", "reduce_scatter", "dp_shard"]["count"] == 0.5
+    assert result["backward", "fsdp", "reduce_scatter", "dp_shard"]["time_s"] == pytest.approx(0.001)
 
 
 @pytest.mark.long
@@ -210,7 +210,7 @@ def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         ({"error": "rank 2 raised RuntimeError: no"}, "rank 2 raised RuntimeError: no"),
         ({"columns": ["rank"], "rows": []}, "has no backend_op, completed_s, dtype"),
@@ -218,12 +218,12 @@ def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -
     ],
 )
 @pytest.mark.long
-def test_a_trace_that_failed_is_one_sentence(tmp_path: Path, broken: dict[str, Any], said: str) -> None:
+def test_a_trace_that_failed_is_one_sentence(tmp_path: Path, broken: dict[str, Any], message: str) -> None:
     path = run_file(
         tmp_path / "a.jsonl", record(case_id=f"{golden.ID}/x=1", **broken), record(case_id=f"{golden.ID}/x=2")
     )
     text = " ".join(text_of(path).split())
-    assert f"{golden.ID}/x=1 has no trace: " in text and said in text and "case step/i64[4,8]/toy/x=2" in text
+    assert f"{golden.ID}/x=1 has no trace: " in text and message in text and "case step/i64[4,8]/toy/x=2" in text
     only = run_file(tmp_path / "b.jsonl", record(**broken))
     with pytest.raises(UserError, match=r"no trace of a step.*--trace-paths"):
         render_paths((only,), OUT, "table")
@@ -249,8 +249,8 @@ def test_csv_and_json_give_every_row_with_what_is_derived(tmp_path: Path) -> Non
 def test_rows_are_summed_by_any_columns(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", record())
     rows = json.loads(render_paths((path,), OUT, "json", by=("mesh_dim", "kind"))[0])
-    found = {(row["mesh_dim"], row["kind"]): row for row in rows}
-    assert {key: row["count"] for key, row in found.items()} == {
+    result = {(row["mesh_dim"], row["kind"]): row for row in rows}
+    assert {key: row["count"] for key, row in result.items()} == {
         ("dp_shard", "all_gather"): 2, ("tp", "all_gather"): 1, ("tp", "reduce_scatter"): 1,
         ("dp_shard", "reduce_scatter"): 1, ("dp_shard", "all_reduce"): 1,
     }  # fmt: skip

@@ -50,9 +50,9 @@ def test_a_trace_file_keeps_to_the_formats_rules(tmp_path: Path) -> None:
         assert event["ts"] >= 0 and event["dur"] >= 0
         assert ("thread_name", event["pid"], event["tid"]) in names
         stacks[event["pid"], event["tid"]].append((round(event["ts"] * 1e3), round((event["ts"] + event["dur"]) * 1e3)))
-    for found in stacks.values():
-        for start, end in found:
-            for other_start, other_end in found:
+    for result in stacks.values():
+        for start, end in result:
+            for other_start, other_end in result:
                 assert end <= other_start or other_end <= start or (start <= other_start and other_end <= end) or (
                     other_start <= start and end <= other_end
                 )  # fmt: skip
@@ -66,23 +66,23 @@ def test_a_trace_file_keeps_to_the_formats_rules(tmp_path: Path) -> None:
 def test_every_collective_is_in_the_trace_file_with_its_times_and_owner(tmp_path: Path) -> None:
     events = slices(chrome_events(trace(tmp_path / "a.jsonl")))
     assert len(events) == 4 * 2 * (1 + 3 + 6)
-    found = [event for event in events if event["name"] == "all_gather" and event["args"]["mesh_dim"] == "tp"]
-    (one,) = (event for event in found if event["pid"] == 2 and event["ts"] < 100_000)
+    result = [event for event in events if event["name"] == "all_gather" and event["args"]["mesh_dim"] == "tp"]
+    (one,) = (event for event in result if event["pid"] == 2 and event["ts"] < 100_000)
     # Rank 2 begins at 42 ms and takes 8; the second step comes after the first one's 100 ms and a pause of 1.
     assert (one["ts"], one["dur"]) == (42_000, 8_000)
     assert (
         one["args"] | {"owner": "layers.0.attention", "payload_bytes": 2000, "redistribution": "S(1)->R"} == one["args"]
     )
     assert one["args"]["explicit"] is False
-    assert min(event["ts"] for event in found if event["ts"] > 100_000) == 101_000 + 30_000
-    assert next(event for event in found if event["pid"] == 3)["args"]["waiting_us"] == 12_000
+    assert min(event["ts"] for event in result if event["ts"] > 100_000) == 101_000 + 30_000
+    assert next(event for event in result if event["pid"] == 3)["args"]["waiting_us"] == 12_000
 
 
 def test_the_timeline_has_a_lane_a_mesh_dim_and_shows_the_median_step(tmp_path: Path) -> None:
-    found = trace(tmp_path / "a.jsonl")
-    assert lanes(found) == ["compute", "dp_shard", "tp"]
-    assert median_step(found) == 0
-    rows = found.rows[(found.rows["step"] == 0) & (found.rows["rank"] == 3) & (found.rows["kind"] == "all_gather")]
+    result = trace(tmp_path / "a.jsonl")
+    assert lanes(result) == ["compute", "dp_shard", "tp"]
+    assert median_step(result) == 0
+    rows = result.rows[(result.rows["step"] == 0) & (result.rows["rank"] == 3) & (result.rows["kind"] == "all_gather")]
     waiting, own = waiting_and_own(rows)
     # Rank 3 comes late over dp_shard and waits for nobody; over tp it waits for rank 2 from 30 to 42 ms.
     assert waiting == [(0.006, 0.006), (0.01, 0.01), pytest.approx((0.03, 0.042))]
@@ -99,8 +99,8 @@ def test_timelines_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
     assert sorted(file.name for file in (tmp_path / "plots").iterdir()) == ["timeline-toy.png", "timeline-toy.svg"]
     assert "timeline-toy.png" in text
     drawing = (tmp_path / "plots" / "timeline-toy.svg").read_text()
-    for said in ("rank 3", "dp_shard", "compute: backward", "reduce_scatter", "waiting for the group", "100 ms"):
-        assert said in drawing
+    for message in ("rank 3", "dp_shard", "compute: backward", "reduce_scatter", "waiting for the group", "100 ms"):
+        assert message in drawing
     page = (tmp_path / "page.html").read_text()
     assert "toy: communication by path" in page and page.count("<svg") == 2
     assert f"distbench report --paths {path}" in render((path,), OUT, "table", None, (), full=True).text.replace(
@@ -122,8 +122,8 @@ def test_a_page_of_a_part_shows_its_traces_alone(tmp_path: Path) -> None:
 def test_a_plan_against_another_as_one_sentence(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
     other = trace(tmp_path / "b.jsonl", WITHOUT_TP, mesh=FSDP4, samples_s=(0.01, 0.079, *[0.08] * 4, 0.9))
-    said = difference_text(one, other)
-    assert said.startswith(
+    message = difference_text(one, other)
+    assert message.startswith(
         "TP2xFSDP2 compared with FSDP4: +1 tp all_gather of 1.95 KiB, +1 tp reduce_scatter of 3.91 KiB, step +25 % ("
     )
     assert difference_text(other, one).startswith(
@@ -207,8 +207,8 @@ def test_different_work_is_cautioned_about(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
     text = (tmp_path / "a.jsonl").read_text().replace('"shape":[4,8]', '"shape":[4,16]').replace("box-1", "box-2")
     (tmp_path / "b.jsonl").write_text(text)
-    said = " ".join(cautions(one, selected_trace(tmp_path / "b.jsonl")[0]))
-    assert "inputs of a step are 4x8 in A and 4x16 in B" in said and "box-1 and box-2" in said
+    message = " ".join(cautions(one, selected_trace(tmp_path / "b.jsonl")[0]))
+    assert "inputs of a step are 4x8 in A and 4x16 in B" in message and "box-1 and box-2" in message
     assert cautions(one, one) == []
     again = (tmp_path / "a.jsonl").read_text().replace('"run_id":"r"', '"run_id":"r2"')
     (tmp_path / "c.jsonl").write_text(again)
@@ -226,7 +226,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     done = report("--diff", str(path), str(path), "--format", "markdown")
     assert done.exit_code == 0 and "**by path, per rank and step**" in done.stdout
-    for arguments, said in (
+    for arguments, message in (
         (("--paths", "--diff", str(path), str(path)), "--paths cannot be combined with --diff"),
         (("--paths", "--reproducers", "out"), "--reproducers cannot be combined with --paths"),
         (("--paths", str(path), "--group-by", "ownr"), "nearest: owner"),
@@ -238,12 +238,12 @@ def test_the_command(tmp_path: Path) -> None:
         (("--diff", str(path), steps), "run SCENARIO --trace-paths"),
     ):
         done = report(*arguments)
-        assert done.exit_code == 2 and said in done.stderr, (arguments, done.output)
+        assert done.exit_code == 2 and message in done.stderr, (arguments, done.output)
 
 
 def test_several_traces_need_a_choice_for_a_trace_file(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", *(record(case_id=f"{golden.ID}/x={at}") for at in (1, 2)))
     with pytest.raises(UserError, match="one trace, not 2"):
         render_paths((path,), OUT, "table", chrome=tmp_path / "trace.json")
-    _, said = render_paths((Path(f"{path}::x=2"),), OUT, "table", chrome=tmp_path / "trace.json")
-    assert "trace.json" in said[0]
+    _, message = render_paths((Path(f"{path}::x=2"),), OUT, "table", chrome=tmp_path / "trace.json")
+    assert "trace.json" in message[0]

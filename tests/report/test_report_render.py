@@ -35,9 +35,9 @@ def rows_of(*runs: Path) -> dict[str, dict[str, Any]]:
 
 
 def line_with(text: str, *words: str) -> str:
-    found = [line for line in text.splitlines() if all(word in line for word in words)]
-    assert found, f"no line with {words} in\n{text}"
-    return found[0]
+    result = [line for line in text.splitlines() if all(word in line for word in words)]
+    assert result, f"no line with {words} in\n{text}"
+    return result[0]
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ def test_a_run_with_no_case_is_still_a_report(tmp_path: Path) -> None:
 
 def test_group_by() -> None:
     groups = json.loads(shown(COLLECTIVES, STEPS, form="json", by=("kind", "status")).text)
-    found = {(group["kind"], group["status"]): group for group in groups}
-    assert found[("collective", "ok")]["num_cases"] == 11
-    assert found[("collective", "ok")]["geometric_mean_s"] == pytest.approx(0.005)
-    assert found[("collective", "wrong")]["geometric_mean_s"] is None
-    step = found[("step", "ok")]
+    result = {(group["kind"], group["status"]): group for group in groups}
+    assert result[("collective", "ok")]["num_cases"] == 11
+    assert result[("collective", "ok")]["geometric_mean_s"] == pytest.approx(0.005)
+    assert result[("collective", "wrong")]["geometric_mean_s"] is None
+    step = result[("step", "ok")]
     assert step["geometric_mean_s"] == pytest.approx((0.1 * 0.05 * 0.1001 * 0.01) ** 0.25)
     assert (step["min_s"], step["max_s"]) == pytest.approx((0.01, 0.1001))
     assert "collective" in line_with(shown(COLLECTIVES, by=("kind",)).text, "5.00 ms")

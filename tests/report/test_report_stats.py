@@ -45,15 +45,15 @@ def test_an_op_or_group_that_is_unknown_has_no_busbw_at_all() -> None:
 
 def test_summary_of_cases_of_different_lengths() -> None:
     nine = [0.005, 0.001, 0.009, 0.003, 0.007, 0.002, 0.008, 0.004, 0.006]
-    found = summarise([nine, [], [3.0, 1.0], [7.0]])
-    assert [found[name][0] for name in ("median_s", "q1_s", "q3_s", "min_s")] == [0.005, 0.003, 0.007, 0.001]
-    assert all(math.isnan(values[1]) for values in found.values())
-    assert found["median_s"][2:].tolist() == [2.0, 7.0] and np.isnan(found["q1_s"][2:]).all()
+    result = summarise([nine, [], [3.0, 1.0], [7.0]])
+    assert [result[name][0] for name in ("median_s", "q1_s", "q3_s", "min_s")] == [0.005, 0.003, 0.007, 0.001]
+    assert all(math.isnan(values[1]) for values in result.values())
+    assert result["median_s"][2:].tolist() == [2.0, 7.0] and np.isnan(result["q1_s"][2:]).all()
 
 
 def test_p95_is_the_nearest_rank_and_of_fewer_than_20_samples_there_is_none() -> None:
-    found = summarise([[float(value) for value in range(1, count + 1)] for count in (19, 20, 21, 100)])
-    assert math.isnan(found["p95_s"][0]) and found["p95_s"][1:].tolist() == [19.0, 20.0, 95.0]
+    result = summarise([[float(value) for value in range(1, count + 1)] for count in (19, 20, 21, 100)])
+    assert math.isnan(result["p95_s"][0]) and result["p95_s"][1:].tolist() == [19.0, 20.0, 95.0]
 
 
 def test_margins() -> None:

@@ -54,8 +54,8 @@ def script(planner: str = "greedy", **fields: str) -> str:
 def test_layouts_are_written_as_torch_has_them(
     text: str, placements: list[str], cuts: list[Cut], is_ordered: bool
 ) -> None:
-    found = layout_of(text, (2, 2))
-    assert (found.placements, found.cuts, found.is_ordered) == (placements, cuts, is_ordered)
+    result = layout_of(text, (2, 2))
+    assert (result.placements, result.cuts, result.is_ordered) == (placements, cuts, is_ordered)
 
 
 @pytest.mark.parametrize("text", ["S(0)", "S(0)X", "S(0)RR", ""])
@@ -131,9 +131,9 @@ def test_what_torch_alone_cannot_show_is_said(planner: str, fields: dict[str, st
 
 def test_one_script_for_each_cause(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    found = study_in(tmp_path / "runs", [*four_pairs(), *failing()])
+    result = study_in(tmp_path / "runs", [*four_pairs(), *failing()])
     ours = failure("wrong", "calibrated")
-    *written, left_out = write_reproducers([*found.failures, ours], VERSIONS, tmp_path / "up")
+    *written, left_out = write_reproducers([*result.failures, ours], VERSIONS, tmp_path / "up")
     names = [
         "01-wrong-greedy-flattened-nested-shards-uneven-a-flattened-mesh-exists.py",
         "02-raised-greedy-partials-Shard-to-Partial.py",
@@ -153,12 +153,12 @@ def test_a_real_runs_failures_come_out_by_cause(tmp_path: Path) -> None:
     bad = [record for record in records if record["status"] in ("wrong", "raised", "aborted", "timeout")]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "run0.jsonl").write_text("")
-    found = study_in_file(GOLDEN)
-    assert sum(group.num_cases for group in found) == len(bad) > 0
-    causes = {(group.status, group.planner.partition("+")[0], group.suite) for group in found}
+    result = study_in_file(GOLDEN)
+    assert sum(group.num_cases for group in result) == len(bad) > 0
+    causes = {(group.status, group.planner.partition("+")[0], group.suite) for group in result}
     params = [(record["status"], record["case"]["params"]) for record in bad]
     assert causes == {(status, param["planner"], param["suite"]) for status, param in params}
-    assert all(set(outcomes) == {"ok"} for group in found for outcomes in group.ours.values())
+    assert all(set(outcomes) == {"ok"} for group in result for outcomes in group.ours.values())
 
 
 def study_in_file(path: Path) -> list[Failure]:

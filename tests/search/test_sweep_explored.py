@@ -67,15 +67,15 @@ def refusal(space: Space, limits: Limits, predictor: Refused) -> str:
 
 def test_where_no_plan_works_the_parameter_that_helps_is_named() -> None:
     axes = {"load": ("uniform", "zipf"), "capacity": (0.0, 1.25, 2.0)}
-    said = refusal(replace(space(), axes=axes), Limits(80, 600.0), Refused(("capacity", 1.25), ("capacity", 2.0)))
-    assert "no tried plan of llama_2d works (3 of 288): dp_shard=4: it asks for values" in said
-    assert said.endswith("dp_shard=4 works with --set capacity=1.25")
+    message = refusal(replace(space(), axes=axes), Limits(80, 600.0), Refused(("capacity", 1.25), ("capacity", 2.0)))
+    assert "no tried plan of llama_2d works (3 of 288): dp_shard=4: it asks for values" in message
+    assert message.endswith("dp_shard=4 works with --set capacity=1.25")
     assert "works with" not in refusal(space(), Limits(80, 600.0), Refused())
 
 
 def test_where_few_plans_were_tried_the_limit_is_named() -> None:
-    said = refusal(space(), Limits(2, 600.0), Refused())
-    assert "(2 of 48; the limit --plans 2 was reached)" in said and said.endswith("give a larger --plans")
+    message = refusal(space(), Limits(2, 600.0), Refused())
+    assert "(2 of 48; the limit --plans 2 was reached)" in message and message.endswith("give a larger --plans")
 
 
 class Recorder:
@@ -112,8 +112,8 @@ def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[Any
 @pytest.mark.usefixtures("kept_in_tmp")
 def test_a_damaged_recording_of_an_earlier_sweep_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder([{"answers": ["damaged"]}, {"left_out": "other"}, {"answers": ["new"]}])
-    found = outcomes_of(recorder, monkeypatch)
-    assert sorted(str(outcome) for _, outcome in found) == ["1", "other"] and recorder.forgotten == 1
+    result = outcomes_of(recorder, monkeypatch)
+    assert sorted(str(outcome) for _, outcome in result) == ["1", "other"] and recorder.forgotten == 1
 
 
 @pytest.mark.usefixtures("kept_in_tmp")
@@ -245,9 +245,9 @@ def test_the_plan_as_written_has_a_turn_in_the_last_round() -> None:
 def test_changes_of_the_fastest_mesh_are_screened_first_and_as_many_as_there_is_time_for() -> None:
     one = space()
     slow, fast = one.meshes[0], one.meshes[1]
-    found = changes_of_best(one, [fast, slow, slow.with_choice("plan.prefetch", 2)])
+    result = changes_of_best(one, [fast, slow, slow.with_choice("plan.prefetch", 2)])
     num_of_fast = len([*one.neighbours(fast)])
-    for changed, mesh in ((found[:num_of_fast], fast), (found[num_of_fast:], slow)):
+    for changed, mesh in ((result[:num_of_fast], fast), (result[num_of_fast:], slow)):
         assert set(changed) == {*one.neighbours(mesh)} and len(changed) == len({*changed})
         names = [name for candidate in changed for name, _ in candidate.choices]
         soonest = [name in ("plan.mixed_precision", "plan.reshard_after_forward") for name in names]

@@ -102,16 +102,18 @@ def test_of_plans_too_near_to_tell_the_one_with_the_least_memory_is_recommended(
     assert ranked_of(plans)[0].step_s == 1.009
     plans[2] = replace(plans[2], fits=False)
     assert ranked_of(plans)[0].step_s == 1.0
-    found = SweepResult("mine", [plan_of(one) for one in ranked], "predicted", 1, "tokens", (), "")
-    assert why(found)[0] == "Tie: tp=2 (-0.4 % time, 1.85 GiB more memory). Measure both"
+    result = SweepResult("mine", [plan_of(one) for one in ranked], "predicted", 1, "tokens", (), "")
+    assert why(result)[0] == "Tie: tp=2 (-0.4 % time, 1.85 GiB more memory). Measure both"
 
 
 def test_what_leaves_no_reserve_is_shown_as_not_recommended() -> None:
     plans = [plan_of(prediction(1.0)), plan_of(prediction(0.5, 77 * (1 << 30), fits=False, takes_reserve=True))]
     assert memory_text(plans[1]) == "77 GiB (reserve)" and record_of(plans[1], 1, None)["takes_reserve"] is True
-    found = SweepResult("mine", plans, "predicted", 1, "tokens", (), "", capacity_bytes=79 << 30, reserve_bytes=4 << 30)
-    assert "of 79 GiB (4 GiB kept free)" in recommendation(found)
-    assert "(reserve): not recommended, leaves less than the reserve of 4 GiB" in text_of(sweep_blocks(found))
+    result = SweepResult(
+        "mine", plans, "predicted", 1, "tokens", (), "", capacity_bytes=79 << 30, reserve_bytes=4 << 30
+    )
+    assert "of 79 GiB (4 GiB kept free)" in recommendation(result)
+    assert "(reserve): not recommended, leaves less than the reserve of 4 GiB" in text_of(sweep_blocks(result))
 
 
 def test_what_is_faster_or_smaller_than_all_others_is_undominated() -> None:
@@ -137,9 +139,9 @@ def test_what_is_squeezed_into_memory_says_so() -> None:
     tight = plan_of(prediction(1.0, 43 * (1 << 30), is_tight=True))
     assert memory_text(tight) == "43 GiB (tight)" and record_of(tight, 1, None)["is_tight"] is True
     assert memory_text(plan_of(prediction(1.0, 43 * (1 << 30), fits=False, is_tight=True))) == "43 GiB (no)"
-    found = SweepResult("mine", [tight], "predicted", 1, "tokens", (), "", capacity_bytes=38 * (1 << 30))
-    assert "peak 43 GiB, which fits into 38 GiB only because the allocator frees its cache" in recommendation(found)
-    assert "(tight): fits only because" in text_of(sweep_blocks(found))
+    result = SweepResult("mine", [tight], "predicted", 1, "tokens", (), "", capacity_bytes=38 * (1 << 30))
+    assert "peak 43 GiB, which fits into 38 GiB only because the allocator frees its cache" in recommendation(result)
+    assert "(tight): fits only because" in text_of(sweep_blocks(result))
 
 
 def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
@@ -153,12 +155,12 @@ def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
 
 
 def test_a_plan_without_a_next_one_says_why() -> None:
-    found = SweepResult("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
-    assert why(found) == ["No other plan was tried."]
-    beside = replace(found, plans=[*found.plans, plan_of(prediction(2.0, fits=False))])
+    result = SweepResult("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
+    assert why(result) == ["No other plan was tried."]
+    beside = replace(result, plans=[*result.plans, plan_of(prediction(2.0, fits=False))])
     assert why(beside) == ["No other tried plan fits."]
     # Few a second are shown with their digits.
-    slow = replace(found, plans=[plan_of(prediction(1e4))], world=4)
+    slow = replace(result, plans=[plan_of(prediction(1e4))], world=4)
     assert "0.00250 tokens/s/device" in recommendation(slow)
 
 
@@ -204,12 +206,12 @@ def test_a_hardware_file_is_of_this_machine_by_its_name(monkeypatch: pytest.Monk
 
 def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     h100 = load_hardware("h100")
-    said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), with_memory(h100, 80e9)))
-    assert said.startswith(
+    message = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), with_memory(h100, 80e9)))
+    assert message.startswith(
         "no tried plan of llama3_70b on 8 devices fits into 80.0 GB (of which 4.34 GB are reserved for "
         "the context, NCCL's buffers and workspaces); the nearest plan (dp_shard=4)"
     )
-    assert "needs 100 GB; give --memory 107GB or more" in said
+    assert "needs 100 GB; give --memory 107GB or more" in message
     # Rounded up: 20.4 GB would not be enough of 20.04 GB and what is lost to blocks that are too small.
     host = replace(h100, host=HostFigures(4, {}, {}, {}))
     small = with_memory(host, 8e9)
@@ -229,9 +231,9 @@ def test_what_computes_something_else_is_no_plan_to_compare() -> None:
 
 def test_the_last_round_has_verdicts_against_its_fastest() -> None:
     passes = [[1.0 + 0.001 * number for number in range(10)], [1.5 + 0.001 * number for number in range(10)]]
-    found = judged([measured(1.0), measured(1.5, ("plan.prefetch", 2))], passes)
-    assert [plan.verdict for plan in found] == ["recommended", "slower"]
-    assert found[1].measured is not None and found[1].measured[0] == pytest.approx(1.5, rel=0.01)
+    result = judged([measured(1.0), measured(1.5, ("plan.prefetch", 2))], passes)
+    assert [plan.verdict for plan in result] == ["recommended", "slower"]
+    assert result[1].measured is not None and result[1].measured[0] == pytest.approx(1.5, rel=0.01)
 
 
 def test_changes_around_a_plan_are_single_ones_also_where_two_were_measured_together() -> None:
@@ -264,12 +266,12 @@ def test_ties_and_the_probability_of_the_best_follow_from_published_pairs(monkey
         plan_of(replace(prediction(step_s, candidate=Candidate((("dp_shard", number + 2),))), step_bar=bar))
         for number, step_s in enumerate((1.0, 1.03, 1.2))
     ]
-    found = SweepResult("mine", plans, "predicted", 1, "tokens", (), "")
-    assert [found.is_tie(plan) for plan in plans[1:]] == [True, False]
-    assert why(found)[0] == "Tie: dp_shard=3 (+3.0 % time). Measure both"
+    result = SweepResult("mine", plans, "predicted", 1, "tokens", (), "")
+    assert [result.is_tie(plan) for plan in plans[1:]] == [True, False]
+    assert why(result)[0] == "Tie: dp_shard=3 (+3.0 % time). Measure both"
     # Two normal errors of 0.04 / sqrt(2) each: 3 % is 0.74 deviations, of which the normal distribution has 0.77.
-    assert found.best_probability == pytest.approx(0.77, abs=0.03)
-    assert "1.00 s per step (900 ms to 1.20 s)" in recommendation(found)
+    assert result.best_probability == pytest.approx(0.77, abs=0.03)
+    assert "1.00 s per step (900 ms to 1.20 s)" in recommendation(result)
     record = record_of(plans[0], 1, None)
     assert record["step_range_s"] == pytest.approx([0.9, 1.2]) and record["memory_range_bytes"] is None
-    assert best_text(found)[0].endswith("; ties: 1 plan")
+    assert best_text(result)[0].endswith("; ties: 1 plan")

@@ -18,8 +18,8 @@ def test_every_mesh_of_a_world_is_tried() -> None:
     assert sorted(factorizations(4, 2)) == [(1, 4), (2, 2), (4, 1)]
     # C(6 + 2, 2) ways to share six factors of 2 between three mesh dims.
     assert len(list(factorizations(64, 3))) == 28
-    found = [one.mesh_text for one in space().meshes]
-    assert found == ["dp_shard=4", "dp_shard=2,tp=2", "tp=4"]
+    result = [one.mesh_text for one in space().meshes]
+    assert result == ["dp_shard=4", "dp_shard=2,tp=2", "tp=4"]
     assert next(one.mesh for one in space().meshes) == {"dp_shard": 4, "tp": 1}
 
 
@@ -47,12 +47,12 @@ def test_a_batch_that_rules_meshes_out_is_named_with_one_that_does_not() -> None
     seven = space(world=7)
     assert [one.mesh_text for one in seven.meshes] == ["tp=7"]
     setup = set_up("llama_2d", ("batch=4",), 7, None, False)
-    said = setup.unsplit_text(seven)
-    assert said.startswith("a global batch of 4 cannot be split over dp_shard=7 (1 of 2 meshes;")
-    assert "--set batch=7" in said
+    message = setup.unsplit_text(seven)
+    assert message.startswith("a global batch of 4 cannot be split over dp_shard=7 (1 of 2 meshes;")
+    assert "--set batch=7" in message
     assert set_up("llama_2d", ("batch=4",), 4, None, False).unsplit_text(space()) == ""
     state = SweepState(seven, left_out={seven.meshes[0]: "7 does not divide 512"})
-    assert f"{said}; of the other meshes, tp=7: 7 does not divide 512" in str(no_plan_error(setup, state, None))
+    assert f"{message}; of the other meshes, tp=7: 7 does not divide 512" in str(no_plan_error(setup, state, None))
 
 
 def test_experts_over_several_mesh_dims_are_sharded_over_each() -> None:

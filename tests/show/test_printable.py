@@ -107,7 +107,7 @@ def test_progress_lines_are_clean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("plan R S(0) --shape 8 --mesh 99999x99999", "mesh part '99999x99999' has an invalid size; give a"),
         ("plan R S(0) --shape 8 --mesh 999x999", "998,001 ranks; give a mesh of at most 65,536"),
@@ -123,6 +123,6 @@ def test_progress_lines_are_clean() -> None:
         ("ab a b --pairs 99999999999 -- x", "not in the range"),
     ],
 )
-def test_numbers_of_the_command_line_have_bounds(command: str, said: str) -> None:
+def test_numbers_of_the_command_line_have_bounds(command: str, message: str) -> None:
     done = invoke(*command.split())
-    assert done.exit_code == 2 and said in done.output and "Traceback" not in done.output
+    assert done.exit_code == 2 and message in done.output and "Traceback" not in done.output

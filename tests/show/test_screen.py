@@ -230,8 +230,8 @@ def test_the_width_is_that_of_the_terminal_within_bounds_and_fixed_in_a_file(mon
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert width_here() == 120
     monkeypatch.setattr(sys, "stdout", Terminal())
-    found = {columns: width(monkeypatch, columns) for columns in ("40", "90", "400")}
-    assert found == {"40": 60, "90": 90, "400": 200}
+    result = {columns: width(monkeypatch, columns) for columns in ("40", "90", "400")}
+    assert result == {"40": 60, "90": 90, "400": 200}
     ask_width(77)
     assert width_here() == 77
 

@@ -256,7 +256,7 @@ def test_causal_attention_computes_whole_blocks(queries: int, is_causal: int, sh
 def test_ddps_buckets_cost_their_host_an_operator_and_may_be_reduced_beside_others(hardware: Hardware) -> None:
     bucket = collective("all_gather", MEGA, "ddp")
     assert replay_time(step("", bucket), hardware).step_s == pytest.approx(OPERATOR_S + gathered_s(MEGA), rel=0.01)
-    assert any("during backward" in said for said in Simulation(step("", bucket), hardware).not_simulated)
+    assert any("during backward" in message for message in Simulation(step("", bucket), hardware).not_simulated)
 
 
 def test_what_was_not_measured_is_said(hardware: Hardware) -> None:
@@ -269,11 +269,11 @@ def test_what_was_not_measured_is_said(hardware: Hardware) -> None:
         collective("all_reduce", 64 * MEGA, "fsdp", 2),
     )
     other = Recording(Head(**{**large.head.__dict__, "mesh": {"tp": 8}}), large.events)
-    said = "\n".join(Simulation(other, hardware).not_simulated)
-    assert "measured with 4 ranks on this machine, but this step has 8" in said
-    assert "matmul_f32 above 1e+10 operations, the largest measured amount" in said
-    assert "all_gather above 3.36e+07 bytes" in said
-    assert "all_reduce in unmeasured groups of 2, from groups of 4" in said
+    message = "\n".join(Simulation(other, hardware).not_simulated)
+    assert "measured with 4 ranks on this machine, but this step has 8" in message
+    assert "matmul_f32 above 1e+10 operations, the largest measured amount" in message
+    assert "all_gather above 3.36e+07 bytes" in message
+    assert "all_reduce in unmeasured groups of 2, from groups of 4" in message
 
 
 def test_between_points_and_beyond_them() -> None:

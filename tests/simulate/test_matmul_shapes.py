@@ -36,9 +36,9 @@ def matmul(
 )
 def test_a_matmuls_shape_follows_from_its_tensors(operator: Operator, shape: tuple[float, ...]) -> None:
     count, rows, inner, columns, size = shape
-    found = shape_of(operator)
-    assert found is not None and (found.num_matmuls, found.inner, found.element_bytes) == (count, inner, size)
-    assert {found.rows, found.columns} == {rows, columns}
+    result = shape_of(operator)
+    assert result is not None and (result.num_matmuls, result.inner, result.element_bytes) == (count, inner, size)
+    assert {result.rows, result.columns} == {rows, columns}
 
 
 def test_a_matmul_of_one_tensor_has_no_shape() -> None:

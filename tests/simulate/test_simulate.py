@@ -76,10 +76,10 @@ def recorded(children: Children) -> dict[str, RecordedSteps]:
 @pytest.mark.parametrize("name", [*SCENARIOS, "ddp"])
 def test_collectives_are_those_of_the_signature(recorded: dict[str, RecordedSteps], name: str) -> None:
     """Kind, mesh dim, bytes, owner and phase: the file was written by another method, on tensors with values."""
-    found, left_out = recorded[name]
+    result, left_out = recorded[name]
     signature = load(ROOT / "signatures" / f"{name}.signature")
     ours = {
-        recording.head.variant: dict(counted([one._asdict() for one in recording.collectives])) for recording in found
+        recording.head.variant: dict(counted([one._asdict() for one in recording.collectives])) for recording in result
     }
     theirs = {case.rpartition(name)[2].removeprefix("/"): dict(paths) for case, paths in signature.cases.items()}
     assert ours == {variant: theirs[variant] for variant in ours} and all(ours.values()) and not left_out
@@ -224,8 +224,8 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
 def test_a_step_that_cannot_be_simulated_is_one_sentence(
     recorded: dict[str, RecordedSteps], fault: str, says: str
 ) -> None:
-    found, left_out = recorded["unsimulable"]
-    assert [recording.head.variant for recording in found] == ["fault=none", "fault=offload"]
+    result, left_out = recorded["unsimulable"]
+    assert [recording.head.variant for recording in result] == ["fault=none", "fault=offload"]
     sentence = left_out[f"unsimulable/fault={fault}"]
     assert sentence.startswith(says) and "\n" not in sentence
     # With where the model asks for it, or raises.
@@ -292,8 +292,8 @@ def test_a_disk_that_is_full_costs_nothing_of_what_is_said(tmp_path: Path, monke
     ],
 )
 def test_a_group_is_written_as_loops_of_ranks(ranks: Sequence[int], loops: list[tuple[int, int]]) -> None:
-    found = nested_ranks(ranks)
-    assert ranks_of(found) == [rank - min(ranks) for rank in sorted(ranks)] and (found == loops or len(ranks) == 1)
+    result = nested_ranks(ranks)
+    assert ranks_of(result) == [rank - min(ranks) for rank in sorted(ranks)] and (result == loops or len(ranks) == 1)
 
 
 @pytest.fixture(autouse=True)

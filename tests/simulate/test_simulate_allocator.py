@@ -212,8 +212,8 @@ def test_a_real_step_reserves_what_the_replay_says(children: Children) -> None:
         pytest.skip("the accelerator here is another one, and keeps no such history")
     done = children.python(DATA / "cuda_memory_history.py", timeout=300)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    used = replayed(told)
-    assert len(told["events"]) > 100
-    assert used.live_bytes == pytest.approx(told["max_requested_bytes"], rel=0.01)
-    assert used.reserved_bytes == pytest.approx(told["max_reserved_bytes"], rel=0.01)
+    message = json.loads(done.stdout.splitlines()[-1])
+    used = replayed(message)
+    assert len(message["events"]) > 100
+    assert used.live_bytes == pytest.approx(message["max_requested_bytes"], rel=0.01)
+    assert used.reserved_bytes == pytest.approx(message["max_reserved_bytes"], rel=0.01)

@@ -116,8 +116,8 @@ def test_the_host_waits_for_a_stream() -> None:
 
 def test_one_communicator_is_one_queue() -> None:
     other = ((2, 4),)
-    found = spans(gather(1, 2), gather(2, 2), gather(3, 2, ranks=other))
-    assert found == [(0, 2), (2, 4), (0, 2)]
+    result = spans(gather(1, 2), gather(2, 2), gather(3, 2, ranks=other))
+    assert result == [(0, 2), (2, 4), (0, 2)]
 
 
 def copy(stream: int, seconds: float, kind: str) -> Operator:

@@ -38,15 +38,15 @@ def test_float8_casts_each_input_once_and_gathers_half() -> None:
 def test_float8_is_what_tensor_parallel_gathers_too() -> None:
     into, out = (gather(0, 1, owner)._replace(source="tp") for owner in ("layers.0.attention", "output"))
     reduced = into._replace(kind="reduce_scatter")
-    found = in_float8(run(into, reduced, out, matmul(0, 1, "layers.0.attention.wq")), ["layers.0"]).collectives
+    result = in_float8(run(into, reduced, out, matmul(0, 1, "layers.0.attention.wq")), ["layers.0"]).collectives
     # Gathers of what goes into float8 matmuls alone: sums stay in bf16.
-    assert [one.payload_bytes for one in found] == [into.payload_bytes // 2, into.payload_bytes, into.payload_bytes]
+    assert [one.payload_bytes for one in result] == [into.payload_bytes // 2, into.payload_bytes, into.payload_bytes]
 
 
 def test_float8_transposes_what_a_weights_gradient_is_made_from() -> None:
     gradient = matmul(0, 1, "layers.0.w1")._replace(reads=[(1, 8), (2, 8)], phase="backward")
-    found = in_float8(run(gradient), ["layers.0"]).step
-    assert [event.name for event in found if isinstance(event, Operator)][:-1] == [
+    result = in_float8(run(gradient), ["layers.0"]).step
+    assert [event.name for event in result if isinstance(event, Operator)][:-1] == [
         *("float8.largest", "float8.cast", "float8.cast") * 2
     ]
 
@@ -67,15 +67,15 @@ def test_a_float8_copy_has_memory_until_the_last_matmul_of_its_phase_that_reads_
         Freed(3),
         Freed(1),
     ]
-    found = in_float8(run(*events), ["layers.0"]).events
-    made = [event for event in found if isinstance(event, Allocated) and event.block > 3]
+    result = in_float8(run(*events), ["layers.0"]).events
+    made = [event for event in result if isinstance(event, Allocated) and event.block > 3]
     # A byte an element where there were two; backward casts what was kept in bf16 again.
     assert [(one.num_bytes, one.held) for one in made] == [(2 * GIB, "activations"), (2 * GIB, "backward")]
-    names = [getattr(event, "name", type(event).__name__) for event in found]
+    names = [getattr(event, "name", type(event).__name__) for event in result]
     assert names[3:10] == [
         *("float8.largest", "Allocated", "float8.cast", "aten.mm.default", "aten.mm.default", "Freed", "Allocated")
     ]
-    assert replay_memory(found).live_bytes == (4 + 2 + 1) * GIB
+    assert replay_memory(result).live_bytes == (4 + 2 + 1) * GIB
 
 
 def test_float8_is_of_the_modules_that_patterns_match() -> None:
@@ -93,8 +93,8 @@ def test_float8_is_of_the_modules_that_patterns_match() -> None:
     wide = run(matmul(0, 1, "output")._replace(dtype="f32"))
     with pytest.raises(UserError, match=r"matches modules that compute in f32, but float8 replaces bf16 or f16"):
         in_float8_by(wide, ("output",))
-    said = Simulation.all_of([recording], load_hardware("h100"), False, ("layers.*",))[0].not_simulated[0]
-    assert said.startswith("float8 is simulated by rules") and said.endswith("(layers.*)")
+    message = Simulation.all_of([recording], load_hardware("h100"), False, ("layers.*",))[0].not_simulated[0]
+    assert message.startswith("float8 is simulated by rules") and message.endswith("(layers.*)")
 
 
 def test_float8_needs_patterns_and_a_rate() -> None:

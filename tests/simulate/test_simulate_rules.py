@@ -91,8 +91,8 @@ def test_compiled_what_nothing_of_backward_reads_is_not_kept_for_it() -> None:
 def test_compiled_a_collective_still_has_what_it_reads() -> None:
     # As a row-wise linear layer's partial sums: nobody but the reduce-scatter reads them.
     events = [StepBegun(2), block(1), op("matmul", [], [1]), gather(1, 1), op("matmul", [], [], "backward"), Freed(1)]
-    found = compiled_memory(Recording(COMPILED, events))
-    assert [type(event).__name__ for event in found[1:]] == [
+    result = compiled_memory(Recording(COMPILED, events))
+    assert [type(event).__name__ for event in result[1:]] == [
         *("Allocated", "Operator", "Collective", "Freed", "Operator")
     ]
 
@@ -225,8 +225,8 @@ def test_of_an_accelerators_memory_a_reserve_is_not_usable() -> None:
 def test_a_plan_that_leaves_no_reserve_does_not_fit(num_gib: int, fits: bool, takes_reserve: bool, says: str) -> None:
     recording = Recording(HEAD, [StepBegun(1), block(1, num_gib), matmul(0, 1), StepBegun(2), matmul(0, 1)])
     h100 = load_hardware("h100")
-    found = predicted(Candidate((("tp", 8),)), [recording], h100)
-    assert (found.fits, found.takes_reserve) == (fits, takes_reserve)
+    result = predicted(Candidate((("tp", 8),)), [recording], h100)
+    assert (result.fits, result.takes_reserve) == (fits, takes_reserve)
     assert says in " ".join(text_of(blocks_of([Simulation(recording, h100)])).split())
 
 

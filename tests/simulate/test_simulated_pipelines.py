@@ -142,9 +142,9 @@ def test_a_cpus_hardware_file_is_refused() -> None:
 def test_a_recording_keeps_its_pipeline_and_messages(tmp_path: Path) -> None:
     file = tmp_path / "step.jsonl"
     save_recordings(two_stages(), file)
-    found = load_recordings(file)
-    assert [one.head.pipeline for one in found] == [FACTS, FACTS]
-    assert [(one.collectives[0].peer, one.collectives[0].batch) for one in found] == [(1, 1), (0, 1)]
+    result = load_recordings(file)
+    assert [one.head.pipeline for one in result] == [FACTS, FACTS]
+    assert [(one.collectives[0].peer, one.collectives[0].batch) for one in result] == [(1, 1), (0, 1)]
     lines = file.read_text()
     for wrong, right, says in (
         ('"peer":-1', '"peer":1', "peer is -1"),
@@ -186,11 +186,11 @@ def test_a_run_file_says_bubbles_and_messages(tmp_path: Path) -> None:
 def recorded(children: Children) -> dict[str, list[Recording]]:
     """By schedule, all ranks."""
     jobs = jobs_of(Request((str(DATA / "equal_stages.py"),), device="cpu", full_mesh=True, shapes_only=True), None)
-    found: dict[str, list[Recording]] = {}
+    result: dict[str, list[Recording]] = {}
     with children.forked():
         for one in record_steps(jobs, ranks=None)[0].recordings:
-            found.setdefault(one.head.variant.removeprefix("schedule="), []).append(one)
-    return found
+            result.setdefault(one.head.variant.removeprefix("schedule="), []).append(one)
+    return result
 
 
 @pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2)])
@@ -239,9 +239,9 @@ def test_every_message_is_one_of_the_schedule(recorded: dict[str, list[Recording
     size = 2 * 4096 * 4  # a micro-batch of 2 samples, f32
     ends = {0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}
     for one in recorded["1f1b"]:
-        found = Counter((each.kind, each.phase, each.peer, each.payload_bytes) for each in one.collectives)
+        result = Counter((each.kind, each.phase, each.peer, each.payload_bytes) for each in one.collectives)
         ours = one.head.rank
-        assert found == {
+        assert result == {
             (kind, phase, peer, size): PARTS
             for peer in ends[ours]
             for kind in ("send", "recv")
@@ -264,10 +264,10 @@ def slots_by_torch(schedule: str) -> list[int]:
     analysed = build(stage if kind.stages_per_rank == 1 else [stage] * kind.stages_per_rank, PARTS)
     slots = []
     for rank in range(STAGES - (schedule == "1f1b")):
-        found = pipelining.analyze_pipeline_activation_liveness(
+        result = pipelining.analyze_pipeline_activation_liveness(
             analysed, pp_rank=rank, stage_indices=range(rank, num_stages, STAGES), granularity="stage_microbatch"
         )
-        slots.append(found.num_slots)
+        slots.append(result.num_slots)
     return slots
 
 

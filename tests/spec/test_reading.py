@@ -17,15 +17,15 @@ from distbench.spec.json_decoder import Count, Duration, Format, Time, decode, d
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.mark.parametrize(("kind", "said"), [("fifo", "a pipe"), ("folder", "a folder"), ("device", "a device")])
-def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, kind: str, said: str) -> None:
+@pytest.mark.parametrize(("kind", "message"), [("fifo", "a pipe"), ("folder", "a folder"), ("device", "a device")])
+def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, kind: str, message: str) -> None:
     path = Path("/dev/zero") if kind == "device" else tmp_path / kind
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
     for read in (read_run, lambda one: read_side([one], "run", []) if kind != "folder" else read_run(one)):
-        with pytest.raises(UserError, match=f"{path} cannot be read: it is {said}; give a file"):
+        with pytest.raises(UserError, match=f"{path} cannot be read: it is {message}; give a file"):
             read(path)
 
 
@@ -43,13 +43,13 @@ def test_a_file_that_is_too_big_is_refused_by_its_size(tmp_path: Path) -> None:
 def test_no_file_a_link_to_itself_and_no_text_are_sentences(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "latin").write_bytes("é".encode("latin-1"))
-    for name, said in (("none", "No such file"), ("loop", "symbolic links"), ("latin", "byte 0 is not valid UTF-8")):
-        with pytest.raises(UserError, match=said):
+    for name, message in (("none", "No such file"), ("loop", "symbolic links"), ("latin", "byte 0 is not valid UTF-8")):
+        with pytest.raises(UserError, match=message):
             read_text(tmp_path / name, "file")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"a": NaN}', "NaN is not a JSON number"),
         ("[-Infinity]", "-Infinity is not a JSON number"),
@@ -65,8 +65,8 @@ def test_no_file_a_link_to_itself_and_no_text_are_sentences(tmp_path: Path) -> N
         ("", "line 1, column 1 is not valid JSON"),
     ],
 )
-def test_json_that_no_program_of_ours_writes_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as caught:
+def test_json_that_no_program_of_ours_writes_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         parse_json(text)
     assert len(str(caught.value)) < 200 and "\n" not in str(caught.value)
 
@@ -102,7 +102,7 @@ class Example(msgspec.Struct):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ({"t": [1.0, True]}, "t[1] is True, not a time above 0 s and up to a day"),
         ({"t": [1.0, 0]}, "t[1] is 0, not"),
@@ -118,10 +118,10 @@ class Example(msgspec.Struct):
         ({"need": None}, "need is missing or null"),
     ],
 )
-def test_the_first_wrong_field_is_named(value: dict[str, object], said: str) -> None:
+def test_the_first_wrong_field_is_named(value: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         decode({"need": "", **value}, Example)
-    assert str(caught.value).startswith(said) and len(str(caught.value)) < 200
+    assert str(caught.value).startswith(message) and len(str(caught.value)) < 200
     with pytest.raises(ValueError, match=r"^of\.need is missing$"):
         decode({}, Example, "of")
 
@@ -131,7 +131,7 @@ def test_a_field_that_is_null_or_not_known_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         ({"need": "", "version": 3}, "file X is newer than this distbench; update distbench"),
         ({"need": ""}, "file X cannot be used: version is missing or null; give another"),
@@ -139,10 +139,10 @@ def test_a_field_that_is_null_or_not_known_says_nothing() -> None:
         ([], "file X cannot be used: it is a list of 0, not an object; give another"),
     ],
 )
-def test_a_document_that_cannot_be_used_is_one_sentence(record: object, said: str) -> None:
+def test_a_document_that_cannot_be_used_is_one_sentence(record: object, message: str) -> None:
     with pytest.raises(UserError) as caught:
         document(record, Example, "file X", Format("file", "give another", "version", 2))
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def changed(tmp_path: Path, line: int, *steps: object) -> Path:
@@ -159,7 +159,7 @@ def changed(tmp_path: Path, line: int, *steps: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "message"),
     [
         (("samples_s", 3, -1.0), "line 2: samples_s.3. is -1.0, not a time"),
         (("samples_s", 0, 90_000), "line 2: samples_s.0. is 90000"),
@@ -175,16 +175,16 @@ def changed(tmp_path: Path, line: int, *steps: object) -> Path:
         (("status", "fine"), "line 2: status is 'fine', not one of ok, wrong"),
     ],
 )
-def test_a_wrong_field_costs_its_line_and_is_named(tmp_path: Path, steps: tuple[object, ...], said: str) -> None:
+def test_a_wrong_field_costs_its_line_and_is_named(tmp_path: Path, steps: tuple[object, ...], message: str) -> None:
     good = read_run(GOLDEN / "steps.jsonl")
     run = read_run(changed(tmp_path, 2, *steps))
     assert len(run.cases) == len(good.cases) - 1
-    with pytest.raises(AssertionError, match=f"^odd.jsonl, {said}.*; left out"):
+    with pytest.raises(AssertionError, match=f"^odd.jsonl, {message}.*; left out"):
         raise AssertionError(run.warnings[0])
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "message"),
     [
         (("job", "mesh", "tp", "four"), "job.mesh.tp is 'four'"),
         (("job", "started_at", 1e300), "job.started_at is 1e.300, not seconds since 1970"),
@@ -193,10 +193,10 @@ def test_a_wrong_field_costs_its_line_and_is_named(tmp_path: Path, steps: tuple[
     ],
 )
 def test_a_wrong_header_refuses_the_file_and_a_folder_leaves_it_out(
-    tmp_path: Path, steps: tuple[object, ...], said: str
+    tmp_path: Path, steps: tuple[object, ...], message: str
 ) -> None:
     path = changed(tmp_path, 1, *steps)
-    with pytest.raises(UserError, match=f"{path}, line 1: {said}"):
+    with pytest.raises(UserError, match=f"{path}, line 1: {message}"):
         read_run(path)
     (tmp_path / "good.jsonl").write_text((GOLDEN / "collectives.jsonl").read_text())
     runs, warnings = collect((tmp_path,), tmp_path)

@@ -38,30 +38,30 @@ def test_what_is_taken_from_the_room_is_of_the_file_that_defines_it() -> None:
     """Also `scenario`, whose file has its name and was imported."""
     assert importlib.import_module("distbench.spec.scenario").scenario is spec.scenario
     for name in spec.__all__:
-        found = getattr(spec, name)
-        assert found.__name__ == name and found.__module__.startswith("distbench.spec."), name
+        result = getattr(spec, name)
+        assert result.__name__ == name and result.__module__.startswith("distbench.spec."), name
     with pytest.raises(ImportError, match="nothing_of_that_name"):
         exec("from distbench.spec import nothing_of_that_name")
 
 
 def test_every_scenario_of_the_issue_is_shipped_with_a_summary() -> None:
     entries = list_entries()
-    assert {found.name for found in entries} >= SHIPPED
-    assert all(found.summary and found.mesh and found.tags for found in entries)
+    assert {result.name for result in entries} >= SHIPPED
+    assert all(result.summary and result.mesh and result.tags for result in entries)
 
 
 def test_the_list_of_shipped_scenarios_is_that_of_their_whole_files() -> None:
     """The list parses declarations only."""
     files = sorted(scenario_folder().glob("*.py"))
-    entries = [found for file in files for found in read_entries(file)]
-    assert sorted(entries, key=lambda found: found.name) == list_entries()
+    entries = [result for file in files for result in read_entries(file)]
+    assert sorted(entries, key=lambda result: result.name) == list_entries()
 
 
 def test_every_parameter_of_a_shipped_scenario_can_be_given_with_set() -> None:
-    for found in list_entries():
-        for name, default in found.params.items():
+    for result in list_entries():
+        for name, default in result.params.items():
             given = "text" if default == "" else default
-            assert parse_choices([f"{name}={given}"], found.params) == {name: [given]}, f"{found.name}: {name}"
+            assert parse_choices([f"{name}={given}"], result.params) == {name: [given]}, f"{result.name}: {name}"
 
 
 def test_a_smaller_mesh_under_quick_is_part_of_the_header(known_host: None, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def write(folder: Path, text: str) -> str:
 def test_a_file_anywhere_is_found_without_importing_it(tmp_path: Path) -> None:
     text = "import nothing_like_this\n@scenario(mesh={'tp': 2})\ndef mine(*, x: int = 1):\n    'Doc.'\n"
     path = write(tmp_path, text)
-    assert [found.name for found in find(path)] == ["mine"]
+    assert [result.name for result in find(path)] == ["mine"]
     assert find(f"{path}::mine")[0].params == {"x": 1}
 
 
@@ -249,8 +249,8 @@ PARAMS = {"eval": False, "hidden": 8, "sizes": (1, 2), "layers": [1], "lr": 0.1,
 )
 def test_a_value_is_read_as_its_default_s_type(text: str, values: list[object]) -> None:
     name = text.partition("=")[0]
-    found = parse_choices([text], PARAMS)[name]
-    assert found == values and list(map(type, found)) == list(map(type, values))
+    result = parse_choices([text], PARAMS)[name]
+    assert result == values and list(map(type, result)) == list(map(type, values))
 
 
 @pytest.mark.parametrize(

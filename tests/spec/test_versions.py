@@ -27,8 +27,8 @@ def test_pyproject_and_the_docs_state_the_versions_of_the_constant() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert versions.REQUIREMENT in project["dependencies"]
     for page in PAGES:
-        found = STATED.findall((ROOT / page).read_text())
-        assert found and {f"torch {oldest} to {newest}" for oldest, newest in found} == {versions.SUPPORTED}, page
+        result = STATED.findall((ROOT / page).read_text())
+        assert result and {f"torch {oldest} to {newest}" for oldest, newest in result} == {versions.SUPPORTED}, page
 
 
 def test_the_product_states_the_bound_by_the_constant() -> None:
@@ -52,7 +52,7 @@ def test_the_torches_that_are_tried_begin_and_end_with_the_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("version", "message"),
     [
         ("2.10.1+cpu", "torch 2.10.1+cpu is older than torch 2.11 to 2.15"),
         ("2.16.0", "torch 2.16.0 is newer than torch 2.11 to 2.15"),
@@ -61,9 +61,9 @@ def test_the_torches_that_are_tried_begin_and_end_with_the_bound() -> None:
         ("2.15.7+cu132", ""),
     ],
 )
-def test_a_torch_outside_of_the_bound_is_named_with_the_bound(version: str, said: str) -> None:
-    found = versions.outside_of_support(version)
-    assert said in found and bool(said) == bool(found)
+def test_a_torch_outside_of_the_bound_is_named_with_the_bound(version: str, message: str) -> None:
+    result = versions.outside_of_support(version)
+    assert message in result and bool(message) == bool(result)
 
 
 def package(folder: Path, version: str, metadata: str | None) -> None:
@@ -76,7 +76,7 @@ def package(folder: Path, version: str, metadata: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "metadata", "said"),
+    ("result", "metadata", "message"),
     [
         ("2.10.0", "2.10.0", ["torch 2.10.0 is older than torch 2.11 to 2.15", "pip install 'torch>=2.11,<2.16'"]),
         ("2.14.1", None, ["Python's path has two versions of torch", "loads 2.14.1", "remove one of them"]),
@@ -84,15 +84,15 @@ def package(folder: Path, version: str, metadata: str | None) -> None:
     ],
 )
 def test_a_torch_that_cannot_be_used_is_one_sentence_before_anything_starts(
-    children: Children, tmp_path: Path, found: str, metadata: str | None, said: list[str]
+    children: Children, tmp_path: Path, result: str, metadata: str | None, message: list[str]
 ) -> None:
-    package(tmp_path, found, metadata)
+    package(tmp_path, result, metadata)
     # Which commands refuse does not depend on why.
     commands = [["run", "tp_mlp", "--quick"], ["check", "tp_mlp"], ["simulate", "tp_mlp"]]
     for command in commands if metadata is None else commands[:1]:
         done = children.python("-m", "distbench", *command, env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/bin"})
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-        assert [text for text in said if text not in " ".join(done.stderr.split())] == [], done.stderr
+        assert [text for text in message if text not in " ".join(done.stderr.split())] == [], done.stderr
 
 
 def test_no_torch_at_all_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_feature_that_torch_is_too_old_for_says_what_it_needs(monkeypatch: pyt
     assert needs_newer(feature) == "needs torch 2.12 or newer, but this is 2.11.0+cpu"
     with pytest.raises(Unsupported, match=r"needs torch 2\.12 or newer"):
         require(feature)
-    missing = {found.internal.feature for found in probe() if found.missing}
+    missing = {result.internal.feature for result in probe() if result.missing}
     assert feature in missing <= set(LOWEST), "and nothing has moved"
 
 

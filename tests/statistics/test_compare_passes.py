@@ -15,15 +15,15 @@ def passes(rng: np.random.Generator, num_passes: int, spread: float = 0.1, skewe
 
 def share_of_tables(num_passes: int, slower: dict[int, float], row: int | None = None, skewed: bool = False) -> float:
     """How many of NUM_TABLES tables call an unchanged row (or, where one is named, that row) faster or slower."""
-    rng, found = np.random.default_rng(num_passes), 0
+    rng, result = np.random.default_rng(num_passes), 0
     for _ in range(NUM_TABLES):
         values = passes(rng, num_passes, skewed=skewed)
         for index, share in slower.items():
             values[index] *= 1 + share
         verdicts = compare_passes(values, REFERENCES).verdict
         looked_at = [row] if row is not None else [index for index in range(1, 8) if index not in slower]
-        found += any(verdicts[index] in ("faster", "slower") for index in looked_at)
-    return found / NUM_TABLES
+        result += any(verdicts[index] in ("faster", "slower") for index in looked_at)
+    return result / NUM_TABLES
 
 
 @pytest.mark.parametrize("num_passes", [8, 12, 24])
@@ -57,9 +57,9 @@ def test_one_noisy_variant_does_not_hide_the_steady_ones() -> None:
 def test_below_8_passes_nothing_is_faster_or_slower() -> None:
     values = passes(np.random.default_rng(0), MIN_PASSES - 1)
     values[1] *= 5
-    found = compare_passes(values, REFERENCES)
-    assert found.verdict == ["baseline", *["too few passes"] * 7]
-    assert found.ratio[1] == pytest.approx(5, rel=0.2) and np.isnan(found.low[1])
+    result = compare_passes(values, REFERENCES)
+    assert result.verdict == ["baseline", *["too few passes"] * 7]
+    assert result.ratio[1] == pytest.approx(5, rel=0.2) and np.isnan(result.low[1])
 
 
 def test_the_interval_and_the_verdict_say_the_same() -> None:
@@ -67,20 +67,20 @@ def test_the_interval_and_the_verdict_say_the_same() -> None:
     for _ in range(50):
         values = passes(rng, 10)
         values[1] *= 1.2
-        found = compare_passes(values, REFERENCES)
+        result = compare_passes(values, REFERENCES)
         for row in range(1, 8):
-            outside = not found.low[row] <= 1 <= found.high[row]
-            assert outside == (found.verdict[row] in ("faster", "slower"))
+            outside = not result.low[row] <= 1 <= result.high[row]
+            assert outside == (result.verdict[row] in ("faster", "slower"))
 
 
 def test_each_row_has_a_reference_of_its_own_and_passes_it_lacks_are_left_out() -> None:
     values = np.outer([1.0, 2.0, 10.0, 5.0], np.linspace(1, 1.1, 9))
     values[1, 4] = np.nan
     values[3] *= np.exp(np.random.default_rng(1).normal(0, 0.01, 9))
-    found = compare_passes(values, [-1, 0, 2, 2])
-    assert found.verdict == ["baseline", "slower", "baseline", "faster"]
-    assert found.num_passes.tolist() == [0, 8, 0, 9]
-    assert found.ratio[1] == pytest.approx(2) and found.ratio[3] == pytest.approx(0.5, rel=0.02)
+    result = compare_passes(values, [-1, 0, 2, 2])
+    assert result.verdict == ["baseline", "slower", "baseline", "faster"]
+    assert result.num_passes.tolist() == [0, 8, 0, 9]
+    assert result.ratio[1] == pytest.approx(2) and result.ratio[3] == pytest.approx(0.5, rel=0.02)
 
 
 def test_what_a_table_could_have_found_it_finds_four_times_in_five() -> None:
@@ -90,11 +90,11 @@ def test_what_a_table_could_have_found_it_finds_four_times_in_five() -> None:
 
 
 def test_passes_for_a_smaller_change_grow_with_its_square() -> None:
-    found = compare_passes(passes(np.random.default_rng(2), 10), REFERENCES)
-    needed = [found.passes_for(change) for change in (0.2, 0.1, 0.05)]
+    result = compare_passes(passes(np.random.default_rng(2), 10), REFERENCES)
+    needed = [result.passes_for(change) for change in (0.2, 0.1, 0.05)]
     assert needed[2] == pytest.approx(4 * needed[1], rel=0.1) and needed[0] >= MIN_PASSES
 
 
 def test_one_value_a_pass() -> None:
-    found = pass_medians([1, 2, 9, 4, 6], [(0, 3), (2, 2)], 4)
-    assert found.tolist()[::2] == [2, 5] and np.isnan(found[[1, 3]]).all()
+    result = pass_medians([1, 2, 9, 4, 6], [(0, 3), (2, 2)], 4)
+    assert result.tolist()[::2] == [2, 5] and np.isnan(result[[1, 3]]).all()

@@ -11,7 +11,7 @@ F, S, N = "faster", "slower", "within noise"
 
 
 @pytest.mark.parametrize(
-    ("ratios", "verdicts", "found"),
+    ("ratios", "verdicts", "result"),
     [
         ([2.0, 2.0, 0.5, 0.5], [S, S, F, F], [Crossing(4096, 16384, 8192, F)]),
         ([2.0, 2.0, 0.5, 0.5], [S, N, N, F], [Crossing(1024, 65536, 8192, F)]),
@@ -21,10 +21,10 @@ F, S, N = "faster", "slower", "within noise"
         ([2.0, 0.5, 0.5, 2.0], [S, F, F, S], [Crossing(1024, 4096, 2048, F), Crossing(16384, 65536, 32768, S)]),
     ],
 )
-def test_crossings_of_verdicts(ratios: list[float], verdicts: list[str], found: list[Crossing]) -> None:
+def test_crossings_of_verdicts(ratios: list[float], verdicts: list[str], result: list[Crossing]) -> None:
     got = crossings_of(SIZES, ratios, verdicts)
-    assert [(one.low, one.high, one.becomes) for one in got] == [(one.low, one.high, one.becomes) for one in found]
-    assert [one.size for one in got] == pytest.approx([one.size for one in found], nan_ok=True)
+    assert [(one.low, one.high, one.becomes) for one in got] == [(one.low, one.high, one.becomes) for one in result]
+    assert [one.size for one in got] == pytest.approx([one.size for one in result], nan_ok=True)
 
 
 def test_the_way_of_a_size_is_kept_until_it_is_slower() -> None:
@@ -54,9 +54,9 @@ def test_equal_ways_have_a_crossing_in_at_most_5_percent_of_tables() -> None:
 
 @pytest.mark.long
 def test_a_known_crossing_is_inside_its_interval_in_95_of_100_tables() -> None:
-    rng, inside, found = np.random.default_rng(2), 0, 0
+    rng, inside, result = np.random.default_rng(2), 0, 0
     for _ in range(100):
         got = tables(rng, 40000.0, 0.2)
-        found += bool(got)
+        result += bool(got)
         inside += len(got) == 1 and got[0].low < 40000 < got[0].high and got[0].becomes == F
-    assert found >= 97 and inside >= 0.95 * found
+    assert result >= 97 and inside >= 0.95 * result

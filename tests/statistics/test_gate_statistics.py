@@ -67,8 +67,8 @@ def test_what_a_plan_calls_detectable_is_found_four_times_in_five(paired: bool) 
     right = spread * draw.standard_normal((tries, count))
     # The plan for the typical error: half of all series have a smaller one.
     truth = float(np.median(compare(left, right).detectable(alpha, np.full(tries, tolerance))))
-    found = compare(left, right + truth)
-    power = np.mean((found.p_above(1) <= alpha) & (found.estimate > tolerance))
+    result = compare(left, right + truth)
+    power = np.mean((result.p_above(1) <= alpha) & (result.estimate > tolerance))
     assert 0.7 < power < 0.9
 
 

@@ -58,14 +58,14 @@ def test_cases_that_take_turns_keep_the_paths_that_each_planned(
         return plain(*args)
 
     monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", counting)
-    source, found = sharded_over_tp(mesh), []
+    source, result = sharded_over_tp(mesh), []
     plans = {name: OwnPlans() for name in ("greedy", "min_cost")}
     for name in (*plans, *plans, *plans):
         with planner(name), plans[name].used():
-            found.append(plan_path(source, (Shard(1), Replicate()))[0])
-    assert found == found[:2] * 3 and found[0] != found[1] and len(asked) == 2
+            result.append(plan_path(source, (Shard(1), Replicate()))[0])
+    assert result == result[:2] * 3 and result[0] != result[1] and len(asked) == 2
     with planner("greedy"):
-        assert plan_path(source, (Shard(1), Replicate()))[0] == found[0] and len(asked) == 3
+        assert plan_path(source, (Shard(1), Replicate()))[0] == result[0] and len(asked) == 3
 
 
 def test_what_was_cut_on_the_way_is_smaller_in_the_steps_after(mesh: DeviceMesh) -> None:
@@ -73,9 +73,9 @@ def test_what_was_cut_on_the_way_is_smaller_in_the_steps_after(mesh: DeviceMesh)
     given = DTensor.from_local(torch.zeros(1024, 1024), mesh, [Partial(), Partial()], run_check=False)
     for name in ("greedy", "min_cost"):
         with planner(name):
-            text, found = plan_path(given, [Shard(1), Replicate()])
+            text, result = plan_path(given, [Shard(1), Replicate()])
         assert text == "P(sum)P(sum)->S(1)P(sum)->S(1)R"
-        assert [(step.op, step.logical_numel) for step in found] == [("reduce_scatter", 2**20), ("all_reduce", 2**19)]
+        assert [(step.op, step.logical_numel) for step in result] == [("reduce_scatter", 2**20), ("all_reduce", 2**19)]
 
 
 def test_what_became_partial_is_as_large_as_the_sum(mesh: DeviceMesh) -> None:
@@ -87,8 +87,8 @@ def test_what_became_partial_is_as_large_as_the_sum(mesh: DeviceMesh) -> None:
         local = torch.empty(local_shape(state, (1024, 512), (2, 4)))
         given = OrderedTensor(local, mesh, state, full)
         with planner("greedy"):
-            _, found = plan_path(given, OrderedPlacements.of(parse_state(target, 2)))
-        steps[target] = [(step.does, step.payload_numel, step.num_copies, step.held_after) for step in found]
+            _, result = plan_path(given, OrderedPlacements.of(parse_state(target, 2)))
+        steps[target] = [(step.does, step.payload_numel, step.num_copies, step.held_after) for step in result]
     assert steps["S(1)P(sum)"] == [("zero_fill", 1024 * 256, 0, 1024 * 256)]
     assert steps["P(sum)R"] == [("partition", 1024 * 512, 0, 1024 * 512), ("all_reduce", 1024 * 512, 0, 1024 * 512)]
 
@@ -125,8 +125,8 @@ def test_a_path_of_one_step_has_its_collective_group_and_size(mesh: DeviceMesh, 
             shape[placement.dim] //= size
     given = DTensor.from_local(torch.zeros(shape), mesh, source, run_check=False)
     with planner("greedy"):
-        _, found = plan_path(given, target)
-    assert [(step.op, step.group_size, step.logical_numel) for step in found] == steps
+        _, result = plan_path(given, target)
+    assert [(step.op, step.group_size, step.logical_numel) for step in result] == steps
 
 
 def test_a_path_over_mesh_dims_of_one_rank_is_written_although_torch_cannot(mesh: DeviceMesh) -> None:

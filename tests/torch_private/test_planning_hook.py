@@ -258,10 +258,10 @@ def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
 
 def test_a_case_that_keeps_its_own_plans_keeps_those_of_its_profile(mesh: DeviceMesh) -> None:
     source = DTensor.from_local(torch.zeros(64, 16), mesh, [Replicate(), Shard(1)], run_check=False)
-    found = []
+    result = []
     for all_to_all_s in (1e-9, 1.0):
         own = OwnPlans()
         for _ in range(2):
             with calibrated_planning(profile_of(all_to_all_s), check_ranks=False), own.used():
-                found.append(plan_path(source, [Replicate(), Shard(0)])[1][0].op)
-    assert found == ["all_to_all", "all_to_all", "all_gather", "all_gather"]
+                result.append(plan_path(source, [Replicate(), Shard(0)])[1][0].op)
+    assert result == ["all_to_all", "all_to_all", "all_gather", "all_gather"]

@@ -96,9 +96,9 @@ def test_a_torch_without_such_tensors_still_has_the_plan_applied(
 
     tried("heads", context)  # what torch itself imports of that module, it imports when a plan is first applied
     monkeypatch.delattr(fake_tensor, "FakeTensorMode")
-    found = tried("heads", context)
-    assert found.problems == () and found.parameter_bytes > 0
-    assert found.why_not is not None and "has no torch._subclasses.fake_tensor.FakeTensorMode" in found.why_not
+    result = tried("heads", context)
+    assert result.problems == () and result.parameter_bytes > 0
+    assert result.why_not is not None and "has no torch._subclasses.fake_tensor.FakeTensorMode" in result.why_not
 
 
 @pytest.mark.parametrize("style", ["vocabulary", "loss_parallel", "prepare_both"])
@@ -109,13 +109,13 @@ def test_masked_embeddings_and_dtensors_need_no_values(
     from tp_styles import tp_styles
 
     monkeypatch.setattr(plan_rehearsal, "MAX_REPEATED", 0)
-    found = rehearse(tp_styles(dim=64, hidden=128, sequence=32, style=style), context)
-    assert found.problems == () and found.why_not is None
+    result = rehearse(tp_styles(dim=64, hidden=128, sequence=32, style=style), context)
+    assert result.problems == () and result.why_not is None
 
 
 def test_a_step_of_a_size_that_no_machine_holds_is_tried(context: RankContext) -> None:
     from tp_attention import tp_attention
 
     # 4 x 65536 x 65536 parameters: 69 GB in fp32, a quarter of them on a rank.
-    found = rehearse(tp_attention(dim=65536, num_heads=512, batch=1, sequence=8), context)
-    assert found == Rehearsal(parameter_bytes=4 * 65536 * 65536, phases=("forward", "backward", "optimizer"))
+    result = rehearse(tp_attention(dim=65536, num_heads=512, batch=1, sequence=8), context)
+    assert result == Rehearsal(parameter_bytes=4 * 65536 * 65536, phases=("forward", "backward", "optimizer"))

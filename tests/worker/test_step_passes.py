@@ -114,10 +114,10 @@ def plan(num_cases: int = 8, **settings: Any) -> PassPlan:
     ],
 )
 def test_the_budget_says_how_many_passes(estimate_s: float, pass_s: float, passes: int) -> None:
-    found = plan()
-    found.set_number(pass_s)
-    assert found.num_passes == passes
-    limits = found.limits(estimate_s)
+    result = plan()
+    result.set_number(pass_s)
+    assert result.num_passes == passes
+    limits = result.limits(estimate_s)
     assert limits.min_samples == limits.max_samples >= 1
     assert limits.max_samples * estimate_s <= max(5.0 / 8, estimate_s)
 
@@ -132,12 +132,12 @@ def test_an_untimed_iteration_is_not_most_of_a_turn_unless_samples_are_long() ->
 
 
 def test_passes_end_when_every_case_is_precise_and_never_before_the_eighth() -> None:
-    found = plan()
-    found.set_number(1.0)
+    result = plan()
+    result.set_number(1.0)
     steady, noisy = [0.1] * 20, [0.1, 0.2] * 10
-    assert found.goes_on(7, [steady[:7]] * 8)
-    assert not found.goes_on(8, [steady[:8]] * 8)
-    assert found.goes_on(20, [*[steady] * 7, noisy]) and not found.goes_on(64, [noisy] * 8)
+    assert result.goes_on(7, [steady[:7]] * 8)
+    assert not result.goes_on(8, [steady[:8]] * 8)
+    assert result.goes_on(20, [*[steady] * 7, noisy]) and not result.goes_on(64, [noisy] * 8)
 
 
 def test_the_order_is_drawn_anew_in_each_pass_and_is_every_ranks() -> None:
@@ -156,12 +156,12 @@ def test_the_order_of_passes_differs_between_launches() -> None:
 
 def test_cases_that_are_compared_take_equal_turns_whatever_the_first_estimates() -> None:
     for settings in ({}, {"passes": 24}, {"iterations_per_sample": 10}):
-        found = PassPlan(Settings(**settings), 3, is_compared="passes" not in settings)  # type: ignore[arg-type]
+        result = PassPlan(Settings(**settings), 3, is_compared="passes" not in settings)  # type: ignore[arg-type]
         turns = [CaseProgress(index, one) for index, one in enumerate(specs("x-a", "x-b", "x-c", "y-a", "-b"))]
         for turn, estimate_s in zip(turns, (0.0004, 0.004, 0.0009, 1e-5, 1e-5), strict=True):
             turn.estimate_s = turn.shortest_s = turn.longest_s = estimate_s
-            turn.limits = found.limits(estimate_s)
-        found.share_limits(turns)
+            turn.limits = result.limits(estimate_s)
+        result.share_limits(turns)
         assert len({turn.limits for turn in turns[:3]}) == 1
         assert len({turn.longest_s for turn in turns[:3]}) == 1
         assert len({turn.needs_touch(True, True) for turn in turns[:3]}) == 1
@@ -169,12 +169,12 @@ def test_cases_that_are_compared_take_equal_turns_whatever_the_first_estimates()
 
 
 def test_a_pass_of_short_cases_gets_longer_by_what_their_shared_turns_take_more() -> None:
-    found = plan(num_cases=2)
+    result = plan(num_cases=2)
     turns = [CaseProgress(index, one) for index, one in enumerate(specs("x-a", "x-b"))]
     for turn in turns:
-        turn.estimate_s, turn.limits = 0.001, found.limits(0.001)
-    assert found.share_limits(turns) == pytest.approx(2 * (20 - 5) * 0.001)
-    assert found.share_limits(turns) == 0.0
+        turn.estimate_s, turn.limits = 0.001, result.limits(0.001)
+    assert result.share_limits(turns) == pytest.approx(2 * (20 - 5) * 0.001)
+    assert result.share_limits(turns) == 0.0
 
 
 def test_what_nobody_compares_is_measured_in_one_go() -> None:
@@ -191,16 +191,16 @@ def specs(*names: str) -> list[CaseSpec]:
     return [CaseSpec(Case(name, "redistribute"), open=lambda: None, group=name.partition("-")[0]) for name in names]  # type: ignore[arg-type,return-value]
 
 
-def ids(found: list[tuple[PassPlan, list[CaseSpec]]]) -> list[list[str]]:
-    return [[one.case.id for one in group] for _, group in found]
+def ids(result: list[tuple[PassPlan, list[CaseSpec]]]) -> list[list[str]]:
+    return [[one.case.id for one in group] for _, group in result]
 
 
 def test_what_is_compared_takes_turns_with_its_like_and_with_nothing_else() -> None:
-    found = groups_of(specs("x-a", "x-b", "-c", "y-a", "y-b", "y-c", "z-alone"), Settings())
-    assert ids(found) == [["x-a", "x-b"], ["-c", "z-alone"], ["y-a", "y-b", "y-c"]]
-    assert [plan.is_automatic for plan, _ in found] == [True, False, True]
-    assert [plan.num_passes for plan, _ in found] == [8, 1, 8]
-    orders = [[plan.order(number, 2) for number in range(20)] for plan, group in (found[0], found[2])]
+    result = groups_of(specs("x-a", "x-b", "-c", "y-a", "y-b", "y-c", "z-alone"), Settings())
+    assert ids(result) == [["x-a", "x-b"], ["-c", "z-alone"], ["y-a", "y-b", "y-c"]]
+    assert [plan.is_automatic for plan, _ in result] == [True, False, True]
+    assert [plan.num_passes for plan, _ in result] == [8, 1, 8]
+    orders = [[plan.order(number, 2) for number in range(20)] for plan, group in (result[0], result[2])]
     assert orders[0] != orders[1], "each group has an order of its own"
 
 
@@ -216,9 +216,9 @@ def test_after_a_relaunch_finished_groups_are_left_out() -> None:
 
 
 def test_short_cases_have_eight_turns_whatever_the_budget() -> None:
-    found = plan()
-    found.set_number(1000.0, stretch=float("inf"))
-    assert found.num_passes == 8
+    result = plan()
+    result.set_number(1000.0, stretch=float("inf"))
+    assert result.num_passes == 8
 
 
 def test_the_table_has_measured_and_predicted_memory_and_where_the_peak_lies(tmp_path: Path) -> None:
