@@ -42,8 +42,8 @@ def main() -> list[Row]:
     """(name, measured, allowed)."""
     with tempfile.TemporaryDirectory() as folder, two_hosts(MEGABITS_PER_S) as hosts:
         out = Path(KEEP or folder) / "two-hosts.json"
-        asked = json.dumps({"sweeps": list(SWEEPS.items()), "backward": [], "sizes_bytes": SIZES_BYTES})
-        module = ("benchmarks.redistribution_ranks", MESH, str(out), asked)
+        requested = json.dumps({"sweeps": list(SWEEPS.items()), "backward": [], "sizes_bytes": SIZES_BYTES})
+        module = ("benchmarks.redistribution_ranks", MESH, str(out), requested)
         processes = []
         for host in hosts:
             command, variables = torchrun_on(host, RANKS_PER_HOST, PORT, module)

@@ -157,9 +157,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200, help="how many the series has in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="go on with the newest series of this seed")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    file = (last_file(asked.seed) if asked.resume else None) or new_file(asked.seed)
+    file = (last_file(requested.seed) if requested.resume else None) or new_file(requested.seed)
     runs = read(file) if file.exists() else []
     done = {run.number for run in runs}
     possible = [fault for fault in FAULTS if _can(fault.needs)]
@@ -167,15 +167,18 @@ def main() -> int:
         if fault not in possible:
             print(f"left out, as this user may not make what it needs: {fault.name}", flush=True)
     try:
-        for number in sorted({*range(asked.runs)} - done):
+        for number in sorted({*range(requested.runs)} - done):
             # In turn, so that few runs try each; each run draws by itself, so that a series can go on anywhere.
-            run = run_one(number, possible[number % len(possible)], random.Random(f"{asked.seed} {number}"))
+            run = run_one(number, possible[number % len(possible)], random.Random(f"{requested.seed} {number}"))
             append(file, run)
             runs.append(run)
             print(run.line(), flush=True)
     except KeyboardInterrupt:
-        print(f"\ninterrupted; go on with --runs {asked.runs} --seed {asked.seed} --resume")
-    print(f"\n{table(runs)}\n{len(runs)} of {asked.runs} runs, seed {asked.seed}, {len(SCENARIOS)} scenarios: {file}")
+        print(f"\ninterrupted; continue with --runs {requested.runs} --seed {requested.seed} --resume")
+    print(
+        f"\n{table(runs)}\n{len(runs)} of {requested.runs} runs, seed {requested.seed}, {len(SCENARIOS)} scenarios: "
+        f"{file}"
+    )
     return int(any(run.wrong for run in runs))
 
 

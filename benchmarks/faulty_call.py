@@ -105,8 +105,13 @@ def _run(fault: FaultyCall, folder: Path, token: str, out: Path, err: Path) -> i
     with out.open("wb") as printed, err.open("wb") as errors:
         process = subprocess.Popen(
             ["bash", "-c", SHELL + fault.command],
-            stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, cwd=folder, env=environment, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=errors,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
         try:
             return process.wait(fault.timeout_s)
         except subprocess.TimeoutExpired:

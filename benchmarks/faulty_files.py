@@ -24,9 +24,9 @@ def with_case(**fields: object) -> str:
     return "\n".join([LINES[0], json.dumps({**CASE, **fields}), *LINES[2:]]) + "\n"
 
 
-def read(name: str, content: str | bytes, says: str, command: str = "report x.jsonl", code: int = 2) -> FaultyCall:
+def read(name: str, content: str | bytes, message: str, command: str = "report x.jsonl", code: int = 2) -> FaultyCall:
     """A file x.jsonl, and a command that reads it."""
-    return FaultyCall(f"run file: {name}", f"distbench {command}", says, code, {"x.jsonl": content})
+    return FaultyCall(f"run file: {name}", f"distbench {command}", message, code, {"x.jsonl": content})
 
 
 RUN_FILES = (
@@ -64,10 +64,10 @@ RUN_FILES = (
 )
 
 
-def made(name: str, make: str, command: str, says: str, code: int = 2) -> FaultyCall:
+def made(name: str, make: str, command: str, message: str, code: int = 2) -> FaultyCall:
     """Something that a shell makes before the command."""
     return FaultyCall(
-        f"files: {name}", f"{make}\ndistbench {command}", says, code, {"good.jsonl": STEPS, "toy.py": TOY}
+        f"files: {name}", f"{make}\ndistbench {command}", message, code, {"good.jsonl": STEPS, "toy.py": TOY}
     )
 
 

@@ -10,14 +10,14 @@ FILES = {"good.jsonl": STEPS, "toy.py": TOY}
 FULL = 'mkdir t; mount -t tmpfs -o size=4k tmpfs t; head -c 4096 /dev/zero > t/x; trap "umount t" EXIT\n'
 
 
-def with_(name: str, command: str, says: str = "", code: int | tuple[int, ...] = 0) -> FaultyCall:
+def with_(name: str, command: str, message: str = "", code: int | tuple[int, ...] = 0) -> FaultyCall:
     """A command that starts no ranks."""
-    return FaultyCall(f"surroundings: {name}", command, says, code, FILES)
+    return FaultyCall(f"surroundings: {name}", command, message, code, FILES)
 
 
-def run(name: str, command: str, says: str = "2 ok", code: int | tuple[int, ...] = 0, num_ok: int = 2) -> FaultyCall:
+def run(name: str, command: str, message: str = "2 ok", code: int | tuple[int, ...] = 0, num_ok: int = 2) -> FaultyCall:
     """Two collectives on two ranks."""
-    return FaultyCall(f"a run with {name}", command, says, code, FILES, 240, num_ok)
+    return FaultyCall(f"a run with {name}", command, message, code, FILES, 240, num_ok)
 
 
 SHORT = (

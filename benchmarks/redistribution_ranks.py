@@ -191,9 +191,9 @@ def sum_over(is_right: bool) -> int:
     return int(total)
 
 
-def main(mesh_text: str, out: Path, asked: Mapping[str, Any]) -> None:
+def main(mesh_text: str, out: Path, requested: Mapping[str, Any]) -> None:
     """Calibrate and compare; rank 0 writes the rows. `asked`: other `sweeps`, `backward` and `sizes_bytes`."""
-    sweeps, sizes_bytes = dict(asked.get("sweeps", SWEEPS)), tuple(asked.get("sizes_bytes", CALIBRATED_SIZES))
+    sweeps, sizes_bytes = dict(requested.get("sweeps", SWEEPS)), tuple(requested.get("sizes_bytes", CALIBRATED_SIZES))
     mesh = parse_mesh(mesh_text)
     assert math.prod(mesh.values()) == int(os.environ["WORLD_SIZE"])
     job = Job("", "", "", __file__, [], [], mesh, "cpu", Settings(), "", "", 60.0, 0.0)
@@ -202,11 +202,11 @@ def main(mesh_text: str, out: Path, asked: Mapping[str, Any]) -> None:
         context = replace(ranks.context, profile=calibrated(ranks.context, sizes_bytes))
         rows = [
             compare(*pair, size_bytes, turns, context, backward)
-            for backward, sizes in ((False, sweeps), (True, dict(asked.get("backward", BACKWARD))))
+            for backward, sizes in ((False, sweeps), (True, dict(requested.get("backward", BACKWARD))))
             for size_bytes, (count, turns) in sizes.items()
             for pair in pairs_of(len(mesh), count, size_bytes, backward)
         ]
-        spmd_rows = compare_spmd(context) if find_spec("spmd_types") and "sweeps" not in asked else []
+        spmd_rows = compare_spmd(context) if find_spec("spmd_types") and "sweeps" not in requested else []
         if context.rank == 0:
             assert context.profile is not None
             context.profile.save(out.with_suffix(".profile.json"))

@@ -118,7 +118,7 @@ def test_the_report_shows_calls_that_are_ok() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_ranks", "says"),
+    ("of_ranks", "message"),
     [
         ([{"work": 1}, {}], "returned no number on rank 1 and work on rank 0; return the same names on every rank"),
         ([{"work": 1}, {"work": -1}], "number 'work' of rank 1 is -1; return a finite number, 0 or more"),
@@ -126,13 +126,13 @@ def test_the_report_shows_calls_that_are_ok() -> None:
         ([{"work": "x"}], "number 'work' of rank 0 is 'x'; return a finite number, 0 or more"),
     ],
 )
-def test_numbers_that_differ_in_name_or_are_none_are_refused(of_ranks: list[dict[str, Any]], says: str) -> None:
+def test_numbers_that_differ_in_name_or_are_none_are_refused(of_ranks: list[dict[str, Any]], message: str) -> None:
     """A rank without numbers takes part in the exchange, so that no rank waits for it."""
     place: Any = SimpleNamespace(**{**vars(PLACE), "gather": lambda own: of_ranks})
     (case_spec,) = call_cases(Scenario(calls={"mine": lambda mesh: nothing}), "mine", place)
     with pytest.raises(UserError) as refused, case_spec.open():
         pass
-    assert str(refused.value).endswith(says)
+    assert str(refused.value).endswith(message)
 
 
 def test_a_calls_numbers_are_shown_as_the_largest_ranks_over_the_mean() -> None:

@@ -36,8 +36,8 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
 def test_all_ways_and_loads_are_right_and_wrong_ones_are_named(rows: dict[str, dict[str, Any]]) -> None:
     bad = {name.rpartition("/")[2]: row for name, row in rows.items() if row["status"] != "ok"}
     assert {name: row["status"] for name, row in bad.items()} == {**dict.fromkeys(WRONG, "wrong"), "nccl2": "skipped"}
-    for name, says in WRONG.items():
-        assert says in bad[name]["error"], name
+    for name, message in WRONG.items():
+        assert message in bad[name]["error"], name
     assert "needs an accelerator, but this run is on cpu" in bad["nccl2"]["error"]
     for op, ways in WAYS.items():
         assert {f"f32[1500]/{op}/tp/{way}" for way in ("plain", *ways)} <= set(rows)

@@ -93,8 +93,8 @@ def told(*rows: dict[str, Any]) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def test_planners_that_pay_the_same_share_a_row_and_others_have_their_own() -> None:
-    alike, lines = told(row("min_cost", "a", 1024, 2e-3), row("greedy", "a", 1024, 1e-3))
-    assert alike == [("add", "S(0)R,RR", "RR", "RR, RR", "1", "1 KiB", "1.00 ms", "2.00 ms", "forward: a")]
+    equal, lines = told(row("min_cost", "a", 1024, 2e-3), row("greedy", "a", 1024, 1e-3))
+    assert equal == [("add", "S(0)R,RR", "RR", "RR, RR", "1", "1 KiB", "1.00 ms", "2.00 ms", "forward: a")]
     assert lines == [
         "1 of 1 operators and placements redistribute implicitly; add of S(0)R,RR sends the most, 1 KiB per rank"
     ]

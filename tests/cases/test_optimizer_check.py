@@ -166,7 +166,7 @@ def shuffled(optimizer: Around) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "says"),
+    ("act", "message"),
     [
         (clipped, "multiplied by one factor"),  # Adam hides it from the parameters; its moments do not
         (scaled, "multiplied by one factor (0.5 on every rank)"),
@@ -182,10 +182,10 @@ def shuffled(optimizer: Around) -> None:
     ],
 )
 def test_what_an_optimizer_does_otherwise_on_ranks_is_wrong_and_named(
-    context: RankContext, act: Any, says: str
+    context: RankContext, act: Any, message: str
 ) -> None:
     wrong, _ = checked(scenario_of(act if isinstance(act, type) else partial(Around, act=act)), context)
-    assert wrong is not None and says in wrong
+    assert wrong is not None and message in wrong
 
 
 @pytest.mark.parametrize(

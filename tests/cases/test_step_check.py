@@ -236,7 +236,7 @@ class Normed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "expected"),
     [
         (lambda: Dropped(nn.Dropout(0.1)), "the likely cause: drop (Dropout, 0.1) draws different random numbers"),
         (
@@ -251,13 +251,13 @@ class Normed(nn.Module):
     ],
 )
 def test_dropout_and_batch_statistics_are_named_and_nothing_else_is(
-    context: RankContext, model: Any, says: str | None
+    context: RankContext, model: Any, expected: str | None
 ) -> None:
     scenario = scenario_of(model)
     step: Any = FakeStep(scenario, off=100.0)
     message = StepCheck(step, scenario, replace(context, check="loss"))()
     assert message is not None and "the loss differs" in message
-    assert says in message if says else "cause" not in message
+    assert expected in message if expected else "cause" not in message
 
 
 def test_a_factor_of_each_part_of_the_batch_is_named(context: RankContext) -> None:

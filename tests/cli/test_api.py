@@ -98,7 +98,7 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (
             lambda: distbench.run("tp_mlp", colour=1),
@@ -112,10 +112,10 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
         (lambda: distbench.compare("nowhere", "there"), "run nowhere does not exist"),
     ],
 )
-def test_what_the_caller_can_mend_is_raised(call: Any, says: str, known_host: None) -> None:
+def test_what_the_caller_can_mend_is_raised(call: Any, message: str, known_host: None) -> None:
     with pytest.raises(distbench.UserError) as caught:
         call()
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.long

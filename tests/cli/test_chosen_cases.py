@@ -42,9 +42,9 @@ def test_compare_and_gate_judge_the_chosen_cases(sides: tuple[Path, Path]) -> No
 
 @pytest.mark.parametrize("command", ["report", "compare", "gate"])
 def test_an_expression_without_a_case_is_refused(command: str, sides: tuple[Path, Path]) -> None:
-    for expression, says in (("nothing", "matches 0 of 2 cases"), ("(", "a part of a case's id is missing")):
+    for expression, message in (("nothing", "matches 0 of 2 cases"), ("(", "a part of a case's id is missing")):
         done = run(command, *sides[: 1 if command == "report" else 2], "-k", expression)
-        assert done.exit_code == 2 and says in " ".join(done.stderr.split()), done.output
+        assert done.exit_code == 2 and message in " ".join(done.stderr.split()), done.output
 
 
 def test_paths_have_their_own_choice() -> None:

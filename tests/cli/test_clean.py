@@ -130,7 +130,7 @@ def test_links_are_left_and_never_followed(results: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ((), "give --keep N"),
         (("--older-than", "soon"), "'soon' is not a duration"),
@@ -138,9 +138,9 @@ def test_links_are_left_and_never_followed(results: Path, tmp_path: Path) -> Non
         (("--results", "nowhere", "--keep", "1"), "--results nowhere is not a folder"),
     ],
 )
-def test_what_the_user_can_mend_is_a_sentence(options: tuple[str, ...], says: str) -> None:
+def test_what_the_user_can_mend_is_a_sentence(options: tuple[str, ...], message: str) -> None:
     done = run(*options)
-    assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
+    assert done.exit_code == 2 and message in done.output and "Traceback" not in done.output
 
 
 def test_nothing_old_is_said(results: Path) -> None:

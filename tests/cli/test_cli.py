@@ -62,7 +62,7 @@ def test_list_as_json_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["run", "lama_2d"], "nearest: llama_2d"),
         (["run", str(DATA / "missing.py")], "does not exist"),
@@ -78,11 +78,11 @@ def test_list_as_json_is_complete() -> None:
     ],
 )
 def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(
-    known_host: None, arguments: list[str], says: str
+    known_host: None, arguments: list[str], message: str
 ) -> None:
     done = here(*arguments)
     assert done.exit_code == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert done.stderr.startswith("distbench: ") and len(done.stderr.strip().splitlines()) == 1
 
 

@@ -257,7 +257,7 @@ def test_the_command_has_its_name_however_it_is_started(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["redistribute", "llama3_8b"], "llama3_8b is a scenario. Use distbench tune llama3_8b"),
         (["preflight", "--label", "links", "tp_mlp"], "preflight measures only links and rejects the scenario tp_mlp"),
@@ -265,6 +265,6 @@ def test_the_command_has_its_name_however_it_is_started(cli: Cli) -> None:
         (["run", "--quick"], "run needs a SCENARIO"),
     ],
 )
-def test_a_command_that_gets_the_wrong_scenarios_is_one_sentence(words: list[str], says: str) -> None:
+def test_a_command_that_gets_the_wrong_scenarios_is_one_sentence(words: list[str], message: str) -> None:
     done = CliRunner().invoke(main, words)
-    assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.output
+    assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.output

@@ -144,7 +144,7 @@ def test_steps_that_compute_differently_are_not_compared(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         (
             {"machine": "box-2"},
@@ -154,9 +154,11 @@ def test_steps_that_compute_differently_are_not_compared(tmp_path: Path) -> None
         ({"scenario": "other"}, "b.jsonl has other; give runs of one scenario"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_a_sentence(tmp_path: Path, changed: dict[str, str], says: str) -> None:
+def test_what_cannot_be_compared_is_refused_in_a_sentence(
+    tmp_path: Path, changed: dict[str, str], message: str
+) -> None:
     refused = run(*pair(tmp_path, **changed))
-    assert refused.exit_code == 2 and says in refused.output and len(refused.output.splitlines()) == 1
+    assert refused.exit_code == 2 and message in refused.output and len(refused.output.splitlines()) == 1
     if "machine" in changed:
         assert "not told" in flat(run(*pair(tmp_path, **changed), "--allow-different", "machine", "--format", "csv"))
 

@@ -76,7 +76,7 @@ def test_a_parents_file_holds_up_to_the_git_root_with_paths_from_where_it_lies(p
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("buget = 3", "'buget' in [tool.distbench] is not an option (nearest: budget"),
         ("budget = 'much'", "budget in [tool.distbench] cannot be used: 'much' is not a duration"),
@@ -91,10 +91,10 @@ def test_a_parents_file_holds_up_to_the_git_root_with_paths_from_where_it_lies(p
         ("gate.tolerance = [5]", "[5] is not a string, or a list of strings"),
     ],
 )
-def test_what_cannot_be_meant_is_one_sentence(project: Path, text: str, says: str) -> None:
+def test_what_cannot_be_meant_is_one_sentence(project: Path, text: str, message: str) -> None:
     write(project / "bench", f"[tool.distbench]\n{text}\n")
     done = run("list")
-    assert done.exit_code == 2 and says in done.output, done.output
+    assert done.exit_code == 2 and message in done.output, done.output
     assert done.output.startswith("distbench: ") and len(done.output.strip().splitlines()) == 1
 
 
@@ -140,7 +140,7 @@ def test_a_suite_is_run(project: Path, children: Children, known_host: None) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "says"),
+    ("text", "words", "message"),
     [
         (SUITE, ["@weekly"], "@weekly is not a suite; use @nightly"),
         (SUITE, ["@nightly", "@nightly"], "give one suite"),
@@ -150,10 +150,10 @@ def test_a_suite_is_run(project: Path, children: Children, known_host: None) -> 
         ("[tool.distbench.suite.a]\nscenarios = ['x']\nbuget = 3", ["@a"], "is not an option (nearest: budget"),
     ],
 )
-def test_a_suite_that_cannot_be_run_is_one_sentence(project: Path, text: str, words: list[str], says: str) -> None:
+def test_a_suite_that_cannot_be_run_is_one_sentence(project: Path, text: str, words: list[str], message: str) -> None:
     write(project / "bench", text)
     done = run("run", *words)
-    assert done.exit_code == 2 and says in done.output, done.output
+    assert done.exit_code == 2 and message in done.output, done.output
     assert done.output.startswith("distbench: ") and len(done.output.strip().splitlines()) == 1
 
 

@@ -30,15 +30,15 @@ def job(known_host: None, tmp_path: Path) -> Job:
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
     """What was asked; standard input and error are a terminal on which somebody gives this answer."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     def confirm(text: str, err: bool) -> bool:
-        asked.append(text)
+        requested.append(text)
         return answer
 
     monkeypatch.setattr(run, "is_terminal", lambda: True)
     monkeypatch.setattr(click, "confirm", confirm)
-    return asked
+    return requested
 
 
 @pytest.mark.parametrize(("ranks", "is_refused"), [(4, False), (8, False), (9, True), (64, True)])
@@ -58,9 +58,9 @@ def test_more_than_four_ranks_a_cpu_are_refused_where_nobody_can_be_asked(
 def test_on_a_terminal_more_ranks_are_a_question(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     large = replace(job, mesh={"tp": 9})
     assert mesh_size(large.mesh) == 9
-    asked = on_terminal(monkeypatch, answer=True)
+    requested = on_terminal(monkeypatch, answer=True)
     run.confirm_ranks([large], yes=False)
-    assert asked == ["tp_mlp on tp=9 starts 9 ranks on 2 CPUs. Start them?"]
+    assert requested == ["tp_mlp on tp=9 starts 9 ranks on 2 CPUs. Start them?"]
     on_terminal(monkeypatch, answer=False)
     with pytest.raises(UserError, match="nothing was started"):
         run.confirm_ranks([large], yes=False)

@@ -144,17 +144,19 @@ def test_a_stock_runner_has_what_the_workflow_s_lines_need() -> None:
     checkout, python, torch, ours, *_ = job["steps"]
     assert checkout["with"] == {"fetch-depth": 0}, "ab checks the base branch out"
     assert python["uses"].startswith("actions/setup-python@") and isinstance(python["with"]["python-version"], str)
-    asked = shlex.split(torch["run"])
-    assert asked[:2] == ["pip", "install"] and asked[3] == "--index-url" and ours["run"].startswith("pip install")
+    requested = shlex.split(torch["run"])
+    assert (
+        requested[:2] == ["pip", "install"] and requested[3] == "--index-url" and ours["run"].startswith("pip install")
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (accepted,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "torch")
-    (wanted,) = Requirement(asked[2]).specifier
+    (wanted,) = Requirement(requested[2]).specifier
     assert wanted.operator == "==" and accepted.specifier.contains(wanted.version)
     assert SpecifierSet(project["requires-python"]).contains(python["with"]["python-version"])
 
 
 @pytest.mark.parametrize(
-    ("steps", "num_gathers", "seconds", "says"),
+    ("steps", "num_gathers", "seconds", "expected"),
     [
         (
             github_script,
@@ -172,7 +174,7 @@ def test_a_stock_runner_has_what_the_workflow_s_lines_need() -> None:
 )
 @pytest.mark.long
 def test_the_recipes_fail_the_build_where_they_should(
-    children: Children, tmp_path: Path, steps: Callable[[], str], num_gathers: str, seconds: str, says: str
+    children: Children, tmp_path: Path, steps: Callable[[], str], num_gathers: str, seconds: str, expected: str
 ) -> None:
     """On a pull request whose change communicates more, is slower, or is neither."""
     bench, code, server = stand_in(tmp_path / "bin", sys.executable), tmp_path / "code", tmp_path / "server.git"
@@ -199,8 +201,8 @@ def test_the_recipes_fail_the_build_where_they_should(
     variables |= {"CHANGE_TARGET": "main", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "origin/main"}
     variables |= {"BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main", "DID": str(tmp_path / "did")}
     done = children.run("bash", "-e", "-c", textwrap.dedent(script), cwd=code, env=variables)
-    assert done.returncode == (not says.startswith("PASS")), done.stdout + done.stderr
-    assert says in done.stdout, done.stdout + done.stderr
+    assert done.returncode == (not expected.startswith("PASS")), done.stdout + done.stderr
+    assert expected in done.stdout, done.stdout + done.stderr
     if steps is not github_script:
         assert (code / "signature.md").exists() and (code / "signature.xml").exists()
         assert (code / "gate.md").exists() == (code / "runs" / "b").exists() == (num_gathers == "1")

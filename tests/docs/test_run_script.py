@@ -71,7 +71,7 @@ def clone(children: Children, tmp_path: Path) -> Clone:
 
 
 @pytest.mark.parametrize(
-    ("words", "fault", "says"),
+    ("words", "fault", "message"),
     [
         ("list", "old", "run.sh: python3 is older than 3.11"),
         ("test", "no-venv", "run.sh: python3 could not make the virtual environment .venv"),
@@ -80,10 +80,12 @@ def clone(children: Children, tmp_path: Path) -> Clone:
         ("test", "full", "run.sh: pip could not install ."),
     ],
 )
-def test_a_step_that_fails_ends_it_and_the_next_call_goes_on(clone: Clone, words: str, fault: str, says: str) -> None:
+def test_a_step_that_fails_ends_it_and_the_next_call_goes_on(
+    clone: Clone, words: str, fault: str, message: str
+) -> None:
     failed = clone.run(*words.split(), fault=fault)
     assert failed.returncode == 2
-    assert says in failed.stderr.splitlines()[-1]
+    assert message in failed.stderr.splitlines()[-1]
     assert not any("-m distbench" in call or "-m pytest" in call for call in clone.calls())
     assert not (clone.folder / ".venv" / ".installed").exists()
     assert clone.run("list").returncode == 0

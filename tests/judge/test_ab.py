@@ -173,7 +173,7 @@ def test_it_ends_early_where_few_cases_are_open_and_would_stay_so(look: Gated, e
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("nowhere", ".", "--", "x"), "'nowhere' is not a revision"),
         ((".", ".", "--env-b", "NCCL", "--", "x"), "--env-b 'NCCL' is not NAME=VALUE"),
@@ -187,9 +187,9 @@ def test_it_ends_early_where_few_cases_are_open_and_would_stay_so(look: Gated, e
         ((".", ".", "--allow-different", "colour", "--", "x"), "not a field that must agree"),
     ],
 )
-def test_what_cannot_work_is_a_sentence(repository: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_what_cannot_work_is_a_sentence(repository: Path, arguments: tuple[str, ...], message: str) -> None:
     code, output = run_ab(*arguments)
-    assert code == 2 and says in output and "Traceback" not in output
+    assert code == 2 and message in output and "Traceback" not in output
 
 
 def test_a_launch_that_distbench_itself_fails_ends_it_in_a_later_pair_too(repository: Path, tmp_path: Path) -> None:
@@ -203,17 +203,17 @@ def test_a_launch_that_distbench_itself_fails_ends_it_in_a_later_pair_too(reposi
 
 
 @pytest.mark.parametrize(
-    ("ends", "says"),
+    ("ends", "message"),
     [("os.kill(os.getpid(), 9)", "launch killed by SIGKILL"), ("sys.exit(1)", "exit code 1, without a run file")],
 )
 def test_a_launch_that_leaves_no_run_file_is_no_pair_though_earlier_ones_did(
-    repository: Path, tmp_path: Path, ends: str, says: str
+    repository: Path, tmp_path: Path, ends: str, message: str
 ) -> None:
     stand_in = STAND_IN.replace("lines = json", f"import os\nif number == 1: {ends}\nlines = json", 1)
     (repository / "distbench" / "__main__.py").write_text(stand_in)
     out = tmp_path / "out"
     code, output = run_ab("base", ".", "--pairs", "3", "--results", str(out), "--", "x")
-    assert code == 2 and f"b: the working tree: {says}" in output and "pair 2" not in output
+    assert code == 2 and f"b: the working tree: {message}" in output and "pair 2" not in output
     assert (out / "b" / "0.jsonl").exists()
 
 
@@ -225,7 +225,7 @@ def test_the_cost_is_printed_before_the_first_pair_and_after_it(repository: Path
 
 
 @pytest.mark.parametrize(
-    ("num_commits", "launch_s", "budget_s", "says"),
+    ("num_commits", "launch_s", "budget_s", "message"),
     [
         (0, 60.0, 1800.0, "cost: 14 to 40 launches of 60.0 s, 14 min to 30 min; at most 30 min (--max-time)"),
         (32, 10.0, 1800.0, "cost: usually 24 to 64 launches of 10.0 s, 4 min to 11 min; at most 30 min (--max-time)"),
@@ -233,8 +233,8 @@ def test_the_cost_is_printed_before_the_first_pair_and_after_it(repository: Path
         (0, 60.0, 240.0, "which allows about 4 launches. A verdict needs 14 launches of 60.0 s: give --max-time"),
     ],
 )
-def test_the_cost_is_launches_and_time(num_commits: int, launch_s: float | None, budget_s: float, says: str) -> None:
-    assert says in Terms(20, budget_s, (7, 11, 16, 20), 1, num_commits).cost_text(launch_s)
+def test_the_cost_is_launches_and_time(num_commits: int, launch_s: float | None, budget_s: float, message: str) -> None:
+    assert message in Terms(20, budget_s, (7, 11, 16, 20), 1, num_commits).cost_text(launch_s)
 
 
 def test_the_cost_is_that_of_the_last_run_of_the_same_scenario(

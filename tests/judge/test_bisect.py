@@ -201,7 +201,7 @@ def test_merged_branches_are_one_commit(line_of_commits: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("v0", "v0", "--", "x"), "v0 and v0 are the same commit; give an older GOOD, or a newer BAD"),
         (("v3", "v1", "--", "x"), "v1 is older than v3; give the good commit first"),
@@ -212,9 +212,9 @@ def test_merged_branches_are_one_commit(line_of_commits: Path, tmp_path: Path) -
         (("v4", "v5", "--", "x"), "could not convert string to float"),
     ],
 )
-def test_what_cannot_work_is_a_sentence(line_of_commits: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_what_cannot_work_is_a_sentence(line_of_commits: Path, arguments: tuple[str, ...], message: str) -> None:
     code, output = run_bisect(*arguments)
-    assert code == 2 and says in " ".join(output.split()) and "Traceback" not in output
+    assert code == 2 and message in " ".join(output.split()) and "Traceback" not in output
 
 
 def test_unrelated_histories_are_a_sentence(line_of_commits: Path) -> None:

@@ -138,7 +138,7 @@ def test_the_sides_are_two_paths_or_told_apart_by_vs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--tolerance", "5"], "write 5% or 0.05"),
         (["--allow-different", "machin"], "nearest: machine"),
@@ -146,10 +146,10 @@ def test_the_sides_are_two_paths_or_told_apart_by_vs(tmp_path: Path) -> None:
         (["--write", "junit=/nowhere/x.xml"], "cannot be written"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence(tmp_path: Path, options: list[str], says: str) -> None:
+def test_what_a_user_can_mend_is_one_sentence(tmp_path: Path, options: list[str], message: str) -> None:
     done = run(*taking_turns(tmp_path, 1e-3, 1e-3), *options)
     assert done.exit_code == 2
-    assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_header_of_other_types_is_refused_by_name_and_left_out_of_a_folder(tmp_path: Path) -> None:

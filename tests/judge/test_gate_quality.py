@@ -87,10 +87,10 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
     row = next(line for line in printed.splitlines() if line.startswith("| distbench gate"))
     assert len(row.split("|")) == 11
     many = "night has 14 launches"
-    for bad, says in ((["--ab", "8"], many), (["--pairs", "5", "10"], many), (["--ab", "0"], "are 1 or more")):
+    for bad, message in ((["--ab", "8"], many), (["--pairs", "5", "10"], many), (["--ab", "0"], "are 1 or more")):
         with pytest.raises(SystemExit, match="2"):
             main([f"night={folder}", *bad])
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     with pytest.raises(UserError, match="record at least"):
         recorded(write_side(tmp_path / "few", cases, count=3))
 
@@ -141,14 +141,14 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
     folder = write_side(tmp_path / "few", lambda index: {CASE: case(steady(1e-3, index))}, count=4)
     failed = write_side(tmp_path / "failed", lambda index: {CASE: case([1.0])}, count=9, status="failed")
     write_side(tmp_path / "failed" / "but", lambda index: {CASE: case([1.0])}, count=3)
-    for arguments, says in (
+    for arguments, message in (
         ([str(folder)], "has 4 launches; record"),
         ([str(failed)], "has 3 launches that finished, and 9 that did not"),
         (["--launches", "4", "--", "tp_mlp"], "--launches 4 is too small"),
         (["--", "tp_mlp", "--results=here"], "--results is not allowed after --"),
     ):
         done = CliRunner().invoke(cli, ["self-test", *arguments])
-        assert done.exit_code == 2 and done.stderr.startswith("distbench: ") and says in done.stderr
+        assert done.exit_code == 2 and done.stderr.startswith("distbench: ") and message in done.stderr
 
 
 def test_a_steady_case_is_not_hidden_by_noisy_neighbours() -> None:

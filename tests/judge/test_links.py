@@ -394,9 +394,9 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
     assert all(case["counters"]["repeats"] > 1 for case in computing)
     links = link_run_of(run)
     assert isinstance(links, LinkRun) and len(links.hosts) == 4
-    shapes = {(alike.quantity, alike.times_s.shape) for alike in links.groups}
+    shapes = {(equal.quantity, equal.times_s.shape) for equal in links.groups}
     assert shapes == {("latency", (4, 6)), ("bandwidth", (4, 6)), ("all_reduce", (4, 2)), ("compute", (4, 4))}
-    assert all((alike.times_s > 0).all() for alike in links.groups)
+    assert all((equal.times_s > 0).all() for equal in links.groups)
     counted = [case["counters"]["tcp_segments"] for case in run.cases if "tcp_segments" in case["counters"]]
     assert len(counted) == 6 and all(rank["lo"][0] > 0 for ranks in counted for rank in ranks)
     assert links.segments == {}  # no cable can lose packets of the loopback interface

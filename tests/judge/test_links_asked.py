@@ -71,8 +71,8 @@ def test_a_silent_check_before_a_job_says_what_is_slow_or_could_not_be_told(
     monkeypatch.setattr("distbench.records.run_file.read_run", lambda path: runs[path.name])
     monkeypatch.setattr(Path, "exists", lambda path: True)
     jobs: list[Any] = [SimpleNamespace(run_file="now")]
-    asked = LinkOptions(fail_on_outlier=True, against=None if earlier is None else Path("earlier.jsonl"))
-    assert links_code(jobs, asked, silent=True, form="table") == code
+    requested = LinkOptions(fail_on_outlier=True, against=None if earlier is None else Path("earlier.jsonl"))
+    assert links_code(jobs, requested, silent=True, form="table") == code
     err = capsys.readouterr().err
     assert message in err and bool(err) == bool(message)
 

@@ -94,8 +94,8 @@ def test_files_and_json_have_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
     run = made_up(1, {5: 2.0})
     monkeypatch.setattr("distbench.records.run_file.read_run", lambda path: run)
     jobs: list[Any] = [SimpleNamespace(run_file=str(tmp_path))]
-    asked = LinkOptions(fail_on_outlier=True, expect="h100", verdict_out=tmp_path)
-    assert links_code(jobs, asked, silent=False, form="json") == 1
+    requested = LinkOptions(fail_on_outlier=True, expect="h100", verdict_out=tmp_path)
+    assert links_code(jobs, requested, silent=False, form="json") == 1
     out, err = capsys.readouterr()
     record = json.loads(out)
     assert record == json.loads((tmp_path / "preflight.json").read_text()) and record["hardware"] == "h100"
@@ -117,8 +117,8 @@ def test_a_failed_launch_is_a_fail_without_good_hosts(
         "distbench.records.run_file.read_run", lambda path: run if has_links else replace(run, cases=[])
     )
     jobs: list[Any] = [SimpleNamespace(run_file=str(tmp_path))]
-    asked = LinkOptions(fail_on_outlier=True, verdict_out=tmp_path)
-    assert links_code(jobs, asked, True, "json", "host b no longer responds") == 1
+    requested = LinkOptions(fail_on_outlier=True, verdict_out=tmp_path)
+    assert links_code(jobs, requested, True, "json", "host b no longer responds") == 1
     record = json.loads(capsys.readouterr().out)
     assert (record["verdict"], record["exit_code"]) == ("FAIL", 1)
     assert record["lines"][0] == "FAIL: host b no longer responds" and record["hosts"] == (

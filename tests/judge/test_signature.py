@@ -54,7 +54,7 @@ def test_the_text_is_read_back_and_its_order_depends_on_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "is not a signature"),
         ("distbench signature, version 9\n", "this distbench reads version 1"),
@@ -69,8 +69,8 @@ def test_the_text_is_read_back_and_its_order_depends_on_nothing() -> None:
         ),
     ],
 )
-def test_what_is_no_signature_says_so(text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_what_is_no_signature_says_so(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         parse(text, "file")
 
 
@@ -110,8 +110,8 @@ def test_other_scenarios_and_meshes_are_not_compared() -> None:
 
 
 def job_of(scenario: str, *choices: str, mesh: str = "", quick: bool = False) -> Any:
-    asked = parse_mesh(mesh) if mesh else None
-    [job] = jobs_of(Request((scenario,), choices, asked, device="cpu", quick=quick, full_mesh=True), None)
+    requested = parse_mesh(mesh) if mesh else None
+    [job] = jobs_of(Request((scenario,), choices, requested, device="cpu", quick=quick, full_mesh=True), None)
     return job
 
 
@@ -231,7 +231,7 @@ def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module(written: dic
     for change, module in NAMED.items():
         assert any(text.startswith(f"step/x: {module}, ") for text in message[change]), (change, message[change])
     # And what became of it, where torch's own documentation says what that is.
-    for change, says in {
+    for change, expected in {
         "SequenceParallel dropped before attention": "layers.*.attention_norm, backward: -2 all_reduce over tp",
         "SequenceParallel dropped at the end": "norm, backward: -1 all_reduce over tp",
         "reshard_after_forward False": "layers.*, backward: -2 all_gather over dp_shard (fsdp)",
@@ -240,7 +240,7 @@ def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module(written: dic
         "one layer's feed_forward gathers twice": "layers.*.feed_forward.w1, forward: +1 all_gather over tp",
         "parameters gathered in bf16": "f32 became",
     }.items():
-        assert any(says in text for text in message[change]), message[change]
+        assert any(expected in text for text in message[change]), message[change]
 
 
 def test_the_world_may_be_of_any_size(written: dict[str, Signature]) -> None:
@@ -291,7 +291,7 @@ def test_an_old_output_without_a_suffix_is_a_folder(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["tp_mlp", "-o", "no/file.signature"], "the folder no does not exist"),
         (["tp_mlp", "tp_attention"], "--output-dir DIR"),
@@ -300,10 +300,10 @@ def test_an_old_output_without_a_suffix_is_a_folder(
     ],
 )
 def test_where_signatures_cannot_go_is_told_before_any_is_made(
-    known_host: None, arguments: list[str], says: str
+    known_host: None, arguments: list[str], message: str
 ) -> None:
     done = signature_command(*arguments)
-    assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
+    assert done.exit_code == 2 and message in done.output and "Traceback" not in done.output
 
 
 def test_communications_are_counted_by_path_with_layers_folded() -> None:

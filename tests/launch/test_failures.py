@@ -102,14 +102,14 @@ BY_RANK += "    return Scenario(collectives=(Collectives(ops=ops, sizes_bytes=(1
 
 
 @pytest.mark.parametrize(
-    ("ops", "says"),
+    ("ops", "message"),
     [
         (("('all_gather',)", "('broadcast',)"), "the scenario file of rank 1 differs from rank 0's"),
         (("('all_gather', 'broadcast')[int(os.environ['RANK']):]",) * 2, "the list of cases of rank 1 differs"),
     ],
 )
 def test_ranks_of_another_launcher_that_would_run_different_cases_are_refused(
-    ranks: Ranks, tmp_path: Path, ops: tuple[str, str], says: str
+    ranks: Ranks, tmp_path: Path, ops: tuple[str, str], message: str
 ) -> None:
     """As where a host has an older copy of a file: the ranks would wait for one another until the timeout."""
     for rank in range(2):
@@ -118,7 +118,7 @@ def test_ranks_of_another_launcher_that_would_run_different_cases_are_refused(
     done = torchrun(
         ranks, tmp_path, "sh", "-c", 'cd host$RANK && exec "$PYTHON" -m distbench run by_rank.py "$@"', "sh"
     )
-    assert f"distbench: by_rank: {says}" in done.stderr
+    assert f"distbench: by_rank: {message}" in done.stderr
     assert "give all ranks the same command and files" in done.stderr and run_files(tmp_path) == []
 
 

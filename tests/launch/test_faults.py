@@ -181,7 +181,7 @@ def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("variables", "says"),
+    ("variables", "message"),
     [
         ({"RANK": "1"}, "WORLD_SIZE is missing"),
         ({"WORLD_SIZE": "2"}, "RANK is missing"),
@@ -192,8 +192,8 @@ def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path, monkeypatch
         ({"SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "RANK=2 is not valid"),
     ],
 )
-def test_rank_variables_that_no_launcher_sets_are_refused(variables: dict[str, str], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_rank_variables_that_no_launcher_sets_are_refused(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         joined_ranks(variables)
 
 
@@ -267,7 +267,7 @@ def stub(*ends: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("end", "status", "exit_code", "says"),
+    ("end", "status", "exit_code", "message"),
     [
         (FULL, "failed", 2, "logs cannot be written: No space left on device"),
         (UserError("the ranks cannot be started"), "failed", 2, "the ranks cannot be started"),
@@ -275,11 +275,11 @@ def stub(*ends: Any) -> Any:
     ],
 )
 def test_what_ends_a_launch_between_its_ranks_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any, status: str, exit_code: int, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any, status: str, exit_code: int, message: str
 ) -> None:
     monkeypatch.setattr(run_job, "attempt", stub(end))
     outcome = launch(job_in(tmp_path), None, Display())
-    assert (outcome.status, outcome.exit_code) == (status, exit_code) and says in outcome.message
+    assert (outcome.status, outcome.exit_code) == (status, exit_code) and message in outcome.message
     if end == "asked":
         assert footer_in(tmp_path)["status"] == "complete"
 
@@ -303,9 +303,9 @@ def test_progress_shown_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_folder_given_as_a_scenario_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
-    for target, says in (
+    for target, message in (
         (tmp_path, "is a folder; give a .py file of this folder"),
         (tmp_path / "folder.py", "is not a file"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             find(str(target))

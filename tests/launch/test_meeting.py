@@ -55,10 +55,10 @@ def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.Monk
         there.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{there.getsockname()[1]}"
         for sentence in ("does not respond (", "for 2 nodes at 127.0.0.1:"):
-            asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", (), timeout_s=0.05)
+            requested = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", (), timeout_s=0.05)
             message: list[str] = []
             process = FakeTorchrun()
-            watch = nodes._Watch(address, asked, message.append)
+            watch = nodes._Watch(address, requested, message.append)
             monkeypatch.setattr(nodes, "_has_children", lambda pid: False)
             watch.follow(process)  # type: ignore[arg-type]
             assert len(message) == 1 and sentence in message[0] and sentence in watch.given_up and process.is_killed

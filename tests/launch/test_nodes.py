@@ -51,12 +51,12 @@ def test_a_node_is_given_the_command_without_what_says_where(given: list[str], k
 
 
 def test_the_batch_file_has_the_nodes_and_the_command() -> None:
-    asked = ("--mesh", "tp=4", "--device", "cpu")
-    code, text = run(*asked, "--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args=-p gpu -t 5")
+    requested = ("--mesh", "tp=4", "--device", "cpu")
+    code, text = run(*requested, "--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args=-p gpu -t 5")
     lines = text.splitlines()
     assert code == 0 and lines[0] == "#!/bin/bash"
     assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "#SBATCH -p gpu -t 5"} <= set(lines)
-    assert shlex.split(lines[-1])[-8:] == ["-m", "distbench", "run", str(DATA / "tiny.py"), *asked]
+    assert shlex.split(lines[-1])[-8:] == ["-m", "distbench", "run", str(DATA / "tiny.py"), *requested]
     assert "--gpus-per-node" not in text
 
 
@@ -69,8 +69,8 @@ def test_torchrun_is_shown_for_each_node() -> None:
 
 
 def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
-    asked = ("--nodes", "2", "--ranks-per-node", "1", "--launcher", "torchx", "--dry-run")
-    code, text = run(*asked, "--launcher-args", "-s kubernetes -cfg queue=q -- --image distbench:1")
+    requested = ("--nodes", "2", "--ranks-per-node", "1", "--launcher", "torchx", "--dry-run")
+    code, text = run(*requested, "--launcher-args", "-s kubernetes -cfg queue=q -- --image distbench:1")
     before, after = shlex.split(text)[:], shlex.split(text)
     at = before.index("dist.ddp")
     assert code == 0 and before[:at] == ["torchx", "run", "--wait", "--log", "-s", "kubernetes", "-cfg", "queue=q"]
@@ -171,9 +171,9 @@ def followed(
     monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     message: list[str] = []
-    asked = NodeLaunch(("tiny",), 2, 1, "cpu", tmp_path, "distbench-tiny")
+    requested = NodeLaunch(("tiny",), 2, 1, "cpu", tmp_path, "distbench-tiny")
     try:
-        return slurm.run_by_slurm(asked, message.append), message
+        return slurm.run_by_slurm(requested, message.append), message
     except (UserError, KeyboardInterrupt) as error:
         return error, message
 
@@ -226,29 +226,31 @@ def test_a_job_from_a_login_node_requests_the_gpus_of_the_nodes(monkeypatch: pyt
     lists("(null)", "gpu:h100:8(S:0-1)")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     nodes = ("--nodes", "2", "--launcher", "slurm", "--dry-run")
-    asked = ("--mesh", "tp=4", *nodes)
-    text = run(*asked)[1]
+    requested = ("--mesh", "tp=4", *nodes)
+    text = run(*requested)[1]
     assert "distbench: the job requests GPUs, because nodes have 8 GPUs" in text and "warning" not in text
     assert "#SBATCH --gpus-per-node=2" in text
     assert "#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in run(*nodes, "--launcher-args=-p big")[1]
     assert asked_of[-1][-1] == "--partition=big"
-    assert "gpus" not in run(*asked, "--device", "cpu")[1]
+    assert "gpus" not in run(*requested, "--device", "cpu")[1]
     lists("gpu:h100:8", "gpu:a100:4,gpu:t4:1")
     warning = "warning: the job requests no GPUs, because this machine has no GPUs, but nodes of this cluster"
-    assert warning in run(*asked)[1]
+    assert warning in run(*requested)[1]
     lists(code=1)
-    assert "warning: the job requests no GPUs, because this machine has no GPUs. Give --device" in run(*asked)[1]
+    assert "warning: the job requests no GPUs, because this machine has no GPUs. Give --device" in run(*requested)[1]
     lists("(null)")
-    assert "GPUs" not in run(*asked)[1], "no node of this cluster has GPUs"
+    assert "GPUs" not in run(*requested)[1], "no node of this cluster has GPUs"
     lists("gpu:h100:8", "gpu:a100:4")
     for words in ("--gres=gpu:8", "-p gpu -G 16", "--gpus-per-task 1"):
-        assert "warning" not in run(*asked, "--launcher-args", words)[1], "the job asks for them itself"
-    assert "warning" in run(*asked, "--launcher-args", "-p gpu")[1]
-    code, text = run(*asked, "--device", "cuda")
+        assert "warning" not in run(*requested, "--launcher-args", words)[1], "the job asks for them itself"
+    assert "warning" in run(*requested, "--launcher-args", "-p gpu")[1]
+    code, text = run(*requested, "--device", "cuda")
     assert code == 0 and "warning" not in text and "#SBATCH --gpus-per-node=2" in text
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm, "_meeting_of", lambda environ: {"MASTER_PORT": "20007"})
-    assert run(*asked, "--device", "cpu")[1].startswith("MASTER_PORT=20007 srun --overlap "), "what would be started"
+    assert run(*requested, "--device", "cpu")[1].startswith("MASTER_PORT=20007 srun --overlap "), (
+        "what would be started"
+    )
 
 
 def test_a_job_that_slurm_would_never_begin_is_cancelled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -336,8 +338,8 @@ def test_of_torchxs_traceback_its_last_line_is_kept() -> None:
 
 
 def test_within_an_allocation_the_job_is_a_step_of_it() -> None:
-    asked = NodeLaunch(("tiny", "--quick"), 2, 4, "cuda", Path("results"), "distbench-tiny", ("--exclusive",))
-    command = slurm.srun_words(asked)
+    requested = NodeLaunch(("tiny", "--quick"), 2, 4, "cuda", Path("results"), "distbench-tiny", ("--exclusive",))
+    command = slurm.srun_words(requested)
     assert command[0] == "srun" and {"--overlap", "--nodes=2", "--ntasks=8", "--exclusive"} <= set(command)
     assert command[-2:] == ["tiny", "--quick"]
 
@@ -395,23 +397,25 @@ def test_a_list_of_hosts_that_is_not_valid_is_a_sentence(text: str, why: str) ->
 
 
 def test_hosts_are_those_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("--mesh", "tp=4", "--device", "cpu", "--dry-run", "--hosts")
+    requested = ("--mesh", "tp=4", "--device", "cpu", "--dry-run", "--hosts")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    code, text = run(*asked, "n[1-2]", "--launcher", "slurm")
+    code, text = run(*requested, "n[1-2]", "--launcher", "slurm")
     assert code == 0 and "#SBATCH --nodes=2\n" in text and "#SBATCH --nodelist=n1,n2\n" in text
     assert "--hosts" not in text
-    assert "--hosts has 2 hosts, but --nodes is 3" in run(*asked, "n1,n2", "--nodes", "3")[1]
+    assert "--hosts has 2 hosts, but --nodes is 3" in run(*requested, "n1,n2", "--nodes", "3")[1]
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
-    assert "srun --overlap" in (text := run(*asked, "n1,n3", "--launcher", "slurm")[1]) and "--nodelist=n1,n3" in text
-    code, text = run(*asked, "n1,n4,m", "--launcher", "slurm")
+    assert (
+        "srun --overlap" in (text := run(*requested, "n1,n3", "--launcher", "slurm")[1]) and "--nodelist=n1,n3" in text
+    )
+    code, text = run(*requested, "n1,n4,m", "--launcher", "slurm")
     assert code == 2 and "--hosts has n4, m, but Slurm job 7 has n1, n2, n3; give hosts of this job" in text
     monkeypatch.setattr(nodes.os, "uname", lambda: SimpleNamespace(nodename="n2.site"))
-    text = run(*asked, "n1,n2", "--launcher", "torchrun")[1]
+    text = run(*requested, "n1,n2", "--launcher", "torchrun")[1]
     assert "--node-rank 1 --master-addr n1" in text and text.count("torch.distributed.run") == 1
-    code, text = run(*asked, "n1,n3", "--launcher", "torchrun")
+    code, text = run(*requested, "n1,n3", "--launcher", "torchrun")
     assert code == 2 and "--hosts has n1, n3, but this host is n2.site; start the same command on each" in text
-    assert "--hosts does not work with --launcher torchx" in run(*asked, "n1,n2", "--launcher", "torchx")[1]
+    assert "--hosts does not work with --launcher torchx" in run(*requested, "n1,n2", "--launcher", "torchx")[1]
 
 
 def test_a_preflight_in_an_allocation_has_all_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ def test_a_case_has_the_same_outcome_whatever_runs_before_it_and_its_cause_is_na
     run = runs["own_calls"]
     result = {row["case"]["params"]["variant"].removeprefix("how="): row for row in run.cases}
     assert {name: row["status"] for name, row in result.items()} == {name: status for name, (status, _) in ROWS.items()}
-    for name, (_, says) in ROWS.items():
-        assert says in (result[name]["error"] or ""), name
+    for name, (_, message) in ROWS.items():
+        assert message in (result[name]["error"] or ""), name
     assert "even in eval mode" in result["noise"]["error"]
     assert run.footer["num_relaunches"] == 0
 

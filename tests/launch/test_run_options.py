@@ -114,8 +114,8 @@ def test_an_interrupted_run_goes_on_with_the_cases_that_have_no_row(
     assert run.footer["num_by_status"] == {"ok": 5} and run.footer["num_not_run"] == 0
     again = ranks.run_here("run", "--resume", str(broken))
     assert again.exit_code == 2 and "no case is left to run, because each of its 5 cases has a row" in again.stderr
-    for words, says in ((["tp_mlp"], "rejects tp_mlp"), (["--mesh", "tp=2"], "rejects --mesh")):
-        assert says in ranks.run_here("run", *words, "--resume", str(broken)).stderr
+    for words, message in ((["tp_mlp"], "rejects tp_mlp"), (["--mesh", "tp=2"], "rejects --mesh")):
+        assert message in ranks.run_here("run", *words, "--resume", str(broken)).stderr
 
 
 FACTS = {"machine": "m", "git_commit": "c", "num_cpus": 1}
@@ -147,7 +147,7 @@ def test_a_complete_run_of_one_case_is_said_to_be_so(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("environment", "says"),
+    ("environment", "message"),
     [
         ({"torch": "2.12.0"}, "torch was 2.12.0, and is now 2.13.0"),
         ({"torch": "2.13.0", "git_commit": "b"}, "the commit was b, and is now c"),
@@ -155,9 +155,9 @@ def test_a_complete_run_of_one_case_is_said_to_be_so(tmp_path: Path, monkeypatch
     ],
 )
 def test_a_run_made_otherwise_is_not_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, Any], says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         run_job.job_left_of(interrupted(tmp_path, monkeypatch, **environment))
 
 

@@ -40,9 +40,9 @@ def device(device_type: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return seam.select_device(device_type)
 
 
-def measured(ranks: Ranks, folder: Path, device_type: str, *asked: str) -> list[Any]:
+def measured(ranks: Ranks, folder: Path, device_type: str, *requested: str) -> list[Any]:
     """The runs of `distbench run ASKED --quick`, its processes started anew."""
-    given = ("run", *asked, "--quick", "--device", device_type, "--results", str(folder))
+    given = ("run", *requested, "--quick", "--device", device_type, "--results", str(folder))
     done = ranks.cli(*given, real=True, timeout=300)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return [read_run(path) for path in run_files(folder)]

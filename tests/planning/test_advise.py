@@ -220,16 +220,18 @@ def test_uneven_and_empty_shards_are_drawn_as_they_lie() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "mesh", "source", "target", "says"),
+    ("shape", "mesh", "source", "target", "message"),
     [
         ("8,8,8", "2x2x2", "S(0)S(1)S(2)", "RRR", "shards 3 tensor dims"),
         ("64,64", "8x8", "S(0)R", "RR", "64 ranks, but at most 16 fit"),
     ],
 )
-def test_what_does_not_fit_is_said_to_be_left_out(shape: str, mesh: str, source: str, target: str, says: str) -> None:
+def test_what_does_not_fit_is_said_to_be_left_out(
+    shape: str, mesh: str, source: str, target: str, message: str
+) -> None:
     setting = setting_of(shape, "f32", mesh)
     plan = advice_of(setting, source, target, answers(source)).plans["calibrated"]
-    assert says in str(drawing_of(setting, plan, 16))
+    assert message in str(drawing_of(setting, plan, 16))
 
 
 def test_a_whole_tensor_dim_of_three_is_left_out_by_name() -> None:
@@ -320,7 +322,7 @@ def _halves(text: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "mesh", "says"),
+    ("shape", "dtype", "mesh", "message"),
     [
         ("4096x4096", "bf16", "2x4", "--shape 4096,4096"),
         ("0,4", "bf16", "2x4", "not a list of sizes above 0"),
@@ -330,10 +332,10 @@ def _halves(text: str) -> tuple[str, str]:
         (f"{2**60},64", "f64", "2x4", "smaller --shape"),
     ],
 )
-def test_what_cannot_be_read_says_what_to_write(shape: str, dtype: str, mesh: str, says: str) -> None:
+def test_what_cannot_be_read_says_what_to_write(shape: str, dtype: str, mesh: str, message: str) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as raised:
         setting_of(shape, dtype, mesh)
-    assert says in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_a_mesh_that_the_profile_does_not_price_is_refused_with_those_it_does() -> None:
@@ -344,7 +346,7 @@ def test_a_mesh_that_the_profile_does_not_price_is_refused_with_those_it_does() 
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "says"),
+    ("source", "target", "message"),
     [
         ("S(0)", "RR", "1 placements, but mesh m0=2,m1=4 has 2 mesh dims"),
         ("S(2)R", "RR", "a 2-D tensor lacks"),
@@ -357,10 +359,10 @@ def test_a_mesh_that_the_profile_does_not_price_is_refused_with_those_it_does() 
         ("P(sum)P(max)", "RR", "mixes the reduce ops max, sum"),
     ],
 )
-def test_layouts_that_are_none_are_refused_with_what_to_write(source: str, target: str, says: str) -> None:
+def test_layouts_that_are_none_are_refused_with_what_to_write(source: str, target: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
         pair_of(source, target, setting_of("4,4", "bf16", "2x4"))
-    assert says in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_a_planner_without_a_plan_here_does_not_get_the_plan_of_another() -> None:

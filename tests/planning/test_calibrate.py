@@ -120,10 +120,10 @@ def test_points_and_lines_are_drawn_by_mesh_dim(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cases", "says"), [([], "no calibration"), ([case("cut", "tp", 8, 0, 1.0, False)], "measure more sizes")]
+    ("cases", "message"), [([], "no calibration"), ([case("cut", "tp", 8, 0, 1.0, False)], "measure more sizes")]
 )
-def test_a_run_without_enough_steps_is_one_sentence(cases: list[dict[str, Any]], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_a_run_without_enough_steps_is_one_sentence(cases: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         profile_of(run_of(cases))
 
 
@@ -164,6 +164,6 @@ def check_payload(record: dict[str, Any]) -> None:
         assert record["payload_bytes"] == 4 * max(exchange.received[0], exchange.received[1])
         return
     (step,) = priced_steps(problem, TorchCost((1, 2), 1), ends)
-    asked = (step.move.op, step.price.payload_bytes, step.move.num_copies)
+    requested = (step.move.op, step.price.payload_bytes, step.move.num_copies)
     op = params["op"].removesuffix("_native")
-    assert (op, record["payload_bytes"], record["counters"]["num_copies"]) == asked, json.dumps(params)
+    assert (op, record["payload_bytes"], record["counters"]["num_copies"]) == requested, json.dumps(params)

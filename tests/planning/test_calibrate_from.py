@@ -157,7 +157,7 @@ def test_groups_are_as_the_files_state_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "more", "of_file"),
+    ("message", "more", "of_file"),
     [
         ("slow.json and a.json contradict each other: all_reduce in groups of 8 takes 2.00x as long in slow.json "
          "(median of 21 sizes)", [{"factor": 2.0}], {}),
@@ -173,18 +173,18 @@ def test_groups_are_as_the_files_state_them(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_left_out_or_doubtful_is_stated(
-    tmp_path: Path, says: str, more: list[dict[str, Any]], of_file: dict[str, Any]
+    tmp_path: Path, message: str, more: list[dict[str, Any]], of_file: dict[str, Any]
 ) -> None:
     files = [nccl_file(tmp_path / "a.json", noise=0, **of_file)]
     files += [nccl_file(tmp_path / "slow.json", noise=0, **one) for one in more]
     done = calibrate(*files, "-o", tmp_path / "p.json")
     assert done.exit_code == 0, done.stderr
-    assert any(says in line for line in done.stderr.splitlines() if line.startswith("warning: ")), done.stderr
+    assert any(message in line for line in done.stderr.splitlines() if line.startswith("warning: ")), done.stderr
     assert "Next: distbench redistribute" not in done.stdout, "the profile lacks collectives"
 
 
 @pytest.mark.parametrize(
-    ("says", "of_file"),
+    ("message", "of_file"),
     [
         ("needs samples of two sizes, but has 1); measure more sizes", {"sizes": [1 << 20]}),
         ("has a time that is 1,000x shorter than its own bus bandwidth shows",
@@ -208,11 +208,11 @@ def test_what_is_left_out_or_doubtful_is_stated(
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_use_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, of_file: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, of_file: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = nccl_file(tmp_path / "a.json", **{name: given for name, given in of_file.items() if name != "options"})
-    assert says in refusal(file, *of_file.get("options", ()))
+    assert message in refusal(file, *of_file.get("options", ()))
     assert not list(tmp_path.glob("*profile*")) and not list(tmp_path.glob("*hardware*"))
 
 

@@ -153,7 +153,7 @@ def test_torch_works_out_the_steps_out_of_a_layout_once(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["S(0)", "R", "--shape", "8", "--mesh", "2x2"], "has 1 placements"),
         (["S(0)R", "--shape", "8", "--mesh", "2x2"], "needs two layouts"),
@@ -161,7 +161,7 @@ def test_torch_works_out_the_steps_out_of_a_layout_once(monkeypatch: pytest.Monk
         (["S(0)R", "RR", "--shape", "8", "--mesh", "2x2", "--profile", "/nowhere.json"], "cannot be read"),
     ],
 )
-def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(cli: Cli, arguments: list[str], says: str) -> None:
+def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(cli: Cli, arguments: list[str], message: str) -> None:
     done = cli("redistribute", *arguments)
-    assert done.returncode == 2 and says in done.stderr
+    assert done.returncode == 2 and message in done.stderr
     assert done.stderr.startswith("distbench: ") and len(done.stderr.strip().splitlines()) == 1

@@ -218,9 +218,9 @@ def test_a_limit_changes_plans_and_prices(mesh: DeviceMesh) -> None:
 def test_a_limit_that_no_path_keeps_is_a_sentence_and_the_least_is_taken(mesh: DeviceMesh) -> None:
     meta = TensorMeta(torch.Size((32, 16)), (16, 1), torch.float32)
     specs = [DTensorSpec(mesh, (placement, *[Replicate()] * 2), meta) for placement in (Shard(0), Replicate())]
-    says = r"of \(32, 16\) from .* holds 3072 bytes per rank on any path, but max_bytes is 1; allow more"
+    message = r"of \(32, 16\) from .* holds 3072 bytes per rank on any path, but max_bytes is 1; allow more"
     with calibrated_planning(profile(), max_bytes=1) as counts:
-        with pytest.warns(UserWarning, match=says):
+        with pytest.warns(UserWarning, match=message):
             assert [info._comm_type_key() for info in module._gen_transform_infos(*specs)] == ["all_gather"]
         module._gen_transform_infos(*reversed(specs))
     assert counts.above_max_bytes == 2

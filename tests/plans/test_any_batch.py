@@ -121,7 +121,7 @@ def test_objects_that_hold_tensors_are_split_like_any_other_container() -> None:
 
 def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(n, 4) for n in (1, 2)], layout=torch.jagged)
-    for given, says in (
+    for given, expected in (
         ({"x": jagged}, "returns x as a jagged tensor, which cannot be split over ranks"),
         ({"x": torch.eye(4).to_sparse()}, "returns x as a sparse_coo tensor"),
         ({"x": torch.ones(4, 4, device="meta")}, "returns x on the meta device; return values"),
@@ -129,7 +129,7 @@ def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
         message = problems_or_error(
             context, make_batch=lambda given=given: given, loss=None, call=lambda m, b: m(b["x"])
         )
-        assert f"make_batch ({HERE}:" in message and says in message
+        assert f"make_batch ({HERE}:" in message and expected in message
     samples = [{"x": torch.ones(4), "y": torch.tensor(1)} for _ in range(4)]
     message = problems_or_error(
         context, make_batch=lambda: samples, loss=None, call=lambda m, b: m(torch.stack([one["x"] for one in b])).sum()
@@ -204,7 +204,7 @@ def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes a different tensor 0 in each call"),
         (
@@ -214,11 +214,13 @@ def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
         ({"loss": lambda output, labels: output.sum() * float("nan")}, "one device's loss is nan"),
     ],
 )
-def test_what_a_batch_or_loss_is_to_blame_for_is_named(context: RankContext, given: dict[str, Any], says: str) -> None:
+def test_what_a_batch_or_loss_is_to_blame_for_is_named(
+    context: RankContext, given: dict[str, Any], message: str
+) -> None:
     scenario = Scenario(**{**GIVEN, "plan": SHARDED, **given})
     step = TrainingStep(scenario, context)
     step(no_stamp)
-    assert f"the likely cause: {says}" in str(StepCheck(step, scenario, context)())
+    assert f"the likely cause: {message}" in str(StepCheck(step, scenario, context)())
 
 
 def test_gradients_that_nobody_sums_and_models_that_remember_are_told(context: RankContext) -> None:

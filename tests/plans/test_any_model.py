@@ -224,7 +224,7 @@ def replaces(model: nn.Module, mesh: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "says"),
+    ("own", "expected"),
     [
         (freezes, "parameter 0.weight is frozen in the parallel model ("),
         (casts, "parameter 0.weight is of bf16 in the parallel model ("),
@@ -233,9 +233,11 @@ def replaces(model: nn.Module, mesh: Any) -> None:
         (replaces, f"the model of parallelize ({HERE}:"),
     ],
 )
-def test_what_a_function_may_not_do_is_one_sentence(context: RankContext, own: Callable[..., Any], says: str) -> None:
+def test_what_a_function_may_not_do_is_one_sentence(
+    context: RankContext, own: Callable[..., Any], expected: str
+) -> None:
     (message,) = problems_of(context, plan=ParallelPlan(), parallelize=own)
-    assert says in message
+    assert expected in message
 
 
 def test_a_buffer_that_a_function_adds_keeps_its_values(context: RankContext) -> None:
@@ -272,9 +274,12 @@ def test_what_autocast_computes_in_says_how_far_off_a_step_may_be(context: RankC
 def test_a_style_s_class_and_what_is_no_style_are_named(context: RankContext) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel
 
-    for given, says in ((ColwiseParallel, "ColwiseParallel is a class; give an instance"), (3, "3 is a int; give a")):
+    for given, expected in (
+        (ColwiseParallel, "ColwiseParallel is a class; give an instance"),
+        (3, "3 is a int; give a"),
+    ):
         (message,) = problems_of(context, plan=replace(SHARDED, tp={"0": given}, tp_dim="dp_shard"))
-        assert f"TP pattern '0': {says}" in message
+        assert f"TP pattern '0': {expected}" in message
 
 
 def test_a_tie_that_a_plan_breaks_is_refused() -> None:

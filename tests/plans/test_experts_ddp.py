@@ -113,7 +113,7 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
 
 
 @pytest.mark.parametrize(
-    ("plan", "says"),
+    ("plan", "message"),
     [
         (ParallelPlan(ddp=DdpPlan(), tp=lambda model, mesh: model), "use FsdpPlan(mesh_dims=(), replicate_dims=...)"),
         (
@@ -133,10 +133,10 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
         (ParallelPlan(fsdp=FsdpPlan(whole=("nrm.*",))), "FSDP's whole pattern 'nrm.*' matches no parameter"),
     ],
 )
-def test_a_plan_that_cannot_work_is_refused(plan: ParallelPlan, says: str) -> None:
+def test_a_plan_that_cannot_work_is_refused(plan: ParallelPlan, message: str) -> None:
     with fake_ranks({"dp_replicate": 2}) as mesh:
         result = problems(Layers().to("meta"), Batch(batch()), plan, rank_0(mesh))
-    assert any(says in sentence for sentence in result), result
+    assert any(message in sentence for sentence in result), result
 
 
 def test_experts_must_not_be_sharded_twice_over_ep_nor_others_left_alone() -> None:

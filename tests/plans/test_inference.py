@@ -69,7 +69,7 @@ def rank_0(mesh: Any) -> RankContext:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"optimizer": torch.optim.SGD}, "this scenario has optimizer; leave it out"),
         ({"loss": nn.functional.mse_loss}, "has a loss; leave it out"),
@@ -89,8 +89,8 @@ def rank_0(mesh: Any) -> RankContext:
         ({"make_cache": lambda model, batch: {}}, r"give call\(model, batch, cache\)"),
     ],
 )
-def test_what_only_training_has_is_refused_in_a_sentence(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says) as refused:
+def test_what_only_training_has_is_refused_in_a_sentence(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
         Scenario(inference=True, **given)
     assert "\n" not in str(refused.value)
 

@@ -81,8 +81,12 @@ def test_what_is_said_of_tensor_dims_holds() -> None:
     assert Batch(tree, {"ids": 1}).length == 4 and Batch(tree, {"ids": 1}).part(0, 2, CPU)["ids"].shape == (6, 2)
     assert Batch(tree, {"*": 0, "bias": None}).split_dims["ids"] == 0
     assert Batch(tree, {"ids": 0, "bias": None}).part(0, 2, CPU)["bias"].shape == (6, 6)
-    for dims, says in (({"idz": 0}, "batch has ids, bias"), ({"ids": 2}, "its shape is"), ({"ids": None}, "splits no")):
-        with pytest.raises(UserError, match=says):
+    for dims, message in (
+        ({"idz": 0}, "batch has ids, bias"),
+        ({"ids": 2}, "its shape is"),
+        ({"ids": None}, "splits no"),
+    ):
+        with pytest.raises(UserError, match=message):
             _ = Batch(tree, dims).split_dims
     with pytest.raises(UserError, match="a dict without a tensor that can be split"):
         _ = Batch({"a": 1, "b": torch.tensor(1)}).length
@@ -101,11 +105,11 @@ def test_the_model_is_called_as_the_batch_is_made(examples: Any) -> None:
     )
     for scenario, batch in declared:
         assert torch.equal(loss_of(scenario, model, batch), wanted)
-    for scenario, says in (
+    for scenario, message in (
         (Scenario(), "returns a dict whose loss is None; give"),
         (Scenario(call=lambda model, batch: batch[0]), f"call .{HERE}:.* returns a tensor of shape .16, 64."),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             loss_of(scenario, model, (x, keep))
 
 
@@ -270,7 +274,7 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"parallelize": raises}, f"parallelize raises RuntimeError: no such layer ({HERE}:"),
         ({"parallelize": forgets}, f"parallelize ({HERE}:"),
@@ -299,14 +303,16 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_with_file_and_line(
-    context: RankContext, examples: Any, given: dict[str, Any], says: str
+    context: RankContext, examples: Any, given: dict[str, Any], message: str
 ) -> None:
     scenario = replace(examples.own_parallelize(), **given)
     with pytest.raises(UserError) as caught:
         list(step_cases(scenario, "mine", context))
         if result := rehearse(scenario, context).problems:
             raise UserError(result[0])
-    assert says in str(caught.value) and "\n  - " not in str(caught.value).removeprefix("the plan cannot work:\n  - ")
+    assert message in str(caught.value) and "\n  - " not in str(caught.value).removeprefix(
+        "the plan cannot work:\n  - "
+    )
 
 
 def test_a_mesh_dim_that_says_nothing_of_data_is_refused(context: RankContext, examples: Any) -> None:

@@ -153,14 +153,14 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("plan", "model", "says"), REFUSED, ids=[says[:40] for _, _, says in REFUSED])
-def test_a_pipeline_that_cannot_work_is_refused(plan: ParallelPlan, model: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("plan", "model", "message"), REFUSED, ids=[message[:40] for _, _, message in REFUSED])
+def test_a_pipeline_that_cannot_work_is_refused(plan: ParallelPlan, model: dict[str, Any], message: str) -> None:
     with fake_ranks({"pp": 2, "dp_shard": 2}) as mesh:
         plan = replace(plan, fsdp=None if plan.ddp else FsdpPlan())
         with torch.device("meta"):
             built = Layers(**model)
         result = problems(built, Batch(batch()), plan, context_of(mesh))
-    assert any(says in sentence for sentence in result), result
+    assert any(message in sentence for sentence in result), result
 
 
 def pipelined(schedule: str, rank: int, **parts: Any) -> tuple[TrainingStep, list[Any]]:

@@ -55,7 +55,9 @@ class Model(nn.Module):
             self.layers[1].weight = self.layers[0].weight
 
 
-def problem_texts(context: RankContext, plan: ParallelPlan, batch: tuple[int, ...] = (4, 8), **model: object) -> list[str]:
+def problem_texts(
+    context: RankContext, plan: ParallelPlan, batch: tuple[int, ...] = (4, 8), **model: object
+) -> list[str]:
     with torch.device("meta"):
         return problems(Model(**model), torch.empty(batch), plan, context)
 
@@ -207,17 +209,17 @@ def test_every_setter_of_torch_can_be_configured_by_one_value(context: RankConte
 
 
 def test_configured_setters_are_called_on_each_unit(context: RankContext) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def factor(name: str, mesh: Any) -> float:
-        asked.append(name)
+        requested.append(name)
         assert mesh is context.mesh
         return 2.0
 
     fsdp = FsdpPlan(("layers.*",), ("dp_shard", "tp"), configure={"set_gradient_divide_factor": factor})
     with torch.device("meta"):
         model, _ = parallelize(Model(), ParallelPlan(fsdp=fsdp), context)
-    assert asked == ["layers.0", "layers.1", ""] and divide_factors(model) == {2.0}
+    assert requested == ["layers.0", "layers.1", ""] and divide_factors(model) == {2.0}
 
 
 def test_a_setter_that_recurses_is_called_once_or_a_unit_at_a_time(
@@ -285,7 +287,9 @@ def test_a_removed_field_names_what_to_write_now(name: str) -> None:
 
 def test_microbatches_must_divide_a_ranks_batch(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, microbatches=3)
-    assert problem_texts(context, plan) == ["a batch of 2 per rank cannot be split into 3 micro-batches; use a divisor of 2"]
+    assert problem_texts(context, plan) == [
+        "a batch of 2 per rank cannot be split into 3 micro-batches; use a divisor of 2"
+    ]
 
 
 def test_async_tp_needs_tp_and_inductor(context: RankContext) -> None:

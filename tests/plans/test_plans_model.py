@@ -263,14 +263,14 @@ def test_async_tp_is_skipped_where_there_is_no_symmetric_memory(context: RankCon
 
 def test_async_tp_is_an_option_of_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU would be given; torch.compile refuses an option that inductor does not know."""
-    asked: list[str] = []
+    requested: list[str] = []
     name = "torch.distributed._symmetric_memory.enable_symm_mem_for_group"
-    monkeypatch.setattr(name, lambda group_name: asked.append(group_name))
+    monkeypatch.setattr(name, lambda group_name: requested.append(group_name))
     group = SimpleNamespace(group_name="group of tp")
     mesh: Any = SimpleNamespace(device_type="cuda", get_group=lambda: group)
     options = async_tp_options(mesh)
     known = importlib.import_module("torch._inductor.config").get_config_copy()
-    assert asked == ["group of tp"] and set(options) <= set(known)
+    assert requested == ["group of tp"] and set(options) <= set(known)
 
 
 def test_a_compile_backend_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,17 +93,19 @@ def test_an_output_that_is_off_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "says"),
+    ("plan", "message"),
     [
         (ParallelPlan(cp=CpPlan(kernel="flush")), "attention kernel 'flush' is unknown; use flash, efficient, cudnn"),
         (ParallelPlan(cp=CpPlan(unshard_output=True, seq_dim=0)), "seq_dim=0 is not the sequence"),
         (ParallelPlan(cp=CpPlan(unshard_output=True), tp=lambda model, mesh: model, loss_parallel=True), "a DTensor"),
     ],
 )
-def test_what_context_parallel_cannot_do_is_one_sentence(context: RankContext, plan: ParallelPlan, says: str) -> None:
+def test_what_context_parallel_cannot_do_is_one_sentence(
+    context: RankContext, plan: ParallelPlan, message: str
+) -> None:
     with torch.device("meta"):
         (text,) = problems(torch.nn.Linear(2, 2), torch.empty(4, 8, 2), plan, context)
-    assert says in text
+    assert message in text
 
 
 @pytest.mark.parametrize("used", ["sdpa", "eager"])
@@ -135,7 +137,7 @@ def test_ulysses_exchanges_heads_for_the_sequence_before_attention_and_back_afte
 
 
 @pytest.mark.parametrize(
-    ("heads", "options", "error", "says"),
+    ("heads", "options", "error", "message"),
     [
         ((3, 3, 3), {}, UserError, "the heads of attention, 3 per rank, over 2 ranks of context parallel"),
         ((4, 1, 1), {"enable_gqa": True}, UserError, "the KV heads of attention, 1 per rank, over 2 ranks"),
@@ -143,12 +145,12 @@ def test_ulysses_exchanges_heads_for_the_sequence_before_attention_and_back_afte
     ],
 )
 def test_what_ulysses_cannot_split_is_one_sentence(
-    context: RankContext, heads: tuple[int, ...], options: dict[str, Any], error: type[Exception], says: str
+    context: RankContext, heads: tuple[int, ...], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     tensors = [torch.zeros(1, count, 4, 8) for count in heads]
     with (
         context_parallel(context.mesh["cp"], [torch.zeros(1, 8)], [1], "ulysses", False, []),
-        pytest.raises(error, match=says),
+        pytest.raises(error, match=message),
     ):
         F.scaled_dot_product_attention(*tensors, **options)
 

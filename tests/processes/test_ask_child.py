@@ -25,7 +25,7 @@ def test_the_last_line_is_the_answer(some_child: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("raise ValueError('no such thing')", "torch: ValueError: no such thing; try"),
         # A number that a scenario printed is no answer of a child that failed.
@@ -37,9 +37,9 @@ def test_the_last_line_is_the_answer(some_child: Path) -> None:
         ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", "torch: the child process printed no answer; try"),
     ],
 )
-def test_no_answer_is_one_sentence(some_child: Path, source: str, says: str) -> None:
+def test_no_answer_is_one_sentence(some_child: Path, source: str, message: str) -> None:
     some_child.write_text(source)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         ask_child("verb", timeout_s=0.5 if "sleep" in source else 60, failure="torch: {why}; try")
 
 

@@ -39,7 +39,7 @@ def test_the_marker_gives_ranks_or_a_mesh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "says"),
+    ("args", "kwargs", "expected"),
     [
         ((4,), {}, "by name only; write ranks=4"),
         ((), {"rank": 4}, "has no argument 'rank' .*ranks"),
@@ -51,8 +51,8 @@ def test_the_marker_gives_ranks_or_a_mesh() -> None:
         ((), {"timeout_s": 0}, "a positive number of seconds"),
     ],
 )
-def test_a_marker_that_cannot_be_is_told_in_one_sentence(args: Any, kwargs: Any, says: str) -> None:
-    with pytest.raises(UserError, match=says) as message:
+def test_a_marker_that_cannot_be_is_told_in_one_sentence(args: Any, kwargs: Any, expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as message:
         case_request(args, kwargs)
     assert "\n" not in str(message.value)
 
@@ -63,7 +63,7 @@ def test_arguments_get_their_names_from_the_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "message"),
     [
         (lambda mesh: None, "<lambda>"),
         (Methods().bench, "Methods.bench"),
@@ -71,27 +71,27 @@ def test_arguments_get_their_names_from_the_function() -> None:
         (3, "3 cannot be imported by ranks"),
     ],
 )
-def test_a_function_that_ranks_could_not_find_is_refused(function: Any, says: str) -> None:
-    with pytest.raises(UserError, match=f"{re.escape(says)}.*from the top level of a file"):
+def test_a_function_that_ranks_could_not_find_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"{re.escape(message)}.*from the top level of a file"):
         arguments_of(function, (), {})
 
     def closure(mesh: Any) -> Any:
-        return says
+        return message
 
     with pytest.raises(UserError, match=r"<locals>\.closure cannot be imported by ranks in other processes"):
         entry_of(closure, {}, {"tp": 2})
 
 
 @pytest.mark.parametrize(
-    ("function", "args", "says"),
+    ("function", "args", "message"),
     [
         (no_mesh, (), r"no_mesh has no parameter for the mesh; write def no_mesh\(mesh"),
         (nameless, (3,), "nameless has parameters without a name"),
         (bench, (1, 2), "bench cannot be called with these arguments: too many positional arguments"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told_in_one_sentence(function: Any, args: Any, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_arguments_that_do_not_fit_are_told_in_one_sentence(function: Any, args: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         arguments_of(function, args, {})
 
 

@@ -107,7 +107,7 @@ def test_a_sweep_is_one_launch_of_all_combinations(tmp_path: Path, play: Play) -
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "results", "says"),
+    ("status", "message", "results", "expected"),
     [
         ("complete", "", [WRONG], "call/bench/numel=8/tp=2 is wrong: rank 1: off by one"),
         ("timeout", "set-up made no progress for 5 s", [], "set-up made no progress for 5 s\nnothing was measured; "),
@@ -115,14 +115,14 @@ def test_a_sweep_is_one_launch_of_all_combinations(tmp_path: Path, play: Play) -
     ],
 )
 def test_whatever_is_not_ok_fails_the_test(
-    tmp_path: Path, play: Play, status: str, message: str, results: list[CaseResult], says: str | None
+    tmp_path: Path, play: Play, status: str, message: str, results: list[CaseResult], expected: str | None
 ) -> None:
     play(status, message, *results, log="what rank 1 said\n")
     item: Any = Item()
     with pytest.raises(pytest.fail.Exception) as failed:
         Distbench(item, tmp_path, [])(bench)
     text = str(failed.value)
-    assert text.startswith(says) if says else text == message
+    assert text.startswith(expected) if expected else text == message
     assert item.sections == [("rank1 of distbench", "what rank 1 said")]
 
 

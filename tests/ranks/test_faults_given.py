@@ -40,12 +40,12 @@ def test_an_empty_mesh_is_not_taken_for_none(command: str) -> None:
 
 def test_a_sequence_that_does_not_divide_is_refused_before_anything_starts(forked_children: None) -> None:
     done = invoke("check", "cp_attention", "--mesh", "cp=4", "--set", "sequence=30", "--set", "rotate=allgather")
-    says = "a sequence of 30 cannot be split into 8 chunks over mesh dim 'cp' of size 4; use a multiple of 8"
-    assert done.exit_code == 2 and says in done.output
+    message = "a sequence of 30 cannot be split into 8 chunks over mesh dim 'cp' of size 4; use a multiple of 8"
+    assert done.exit_code == 2 and message in done.output
 
 
 @pytest.mark.parametrize(
-    ("head", "line", "says"),
+    ("head", "line", "message"),
     [
         ({"backend": ["gloo"]}, {}, "backend is a list of 1, not text"),
         ({}, {"base_s": "NaN"}, "lines.0..base_s is 'NaN'"),
@@ -58,11 +58,11 @@ def test_a_sequence_that_does_not_divide_is_refused_before_anything_starts(forke
     ],
 )
 def test_a_profile_with_fields_of_wrong_types_is_refused(
-    tmp_path: Path, head: dict[str, object], line: dict[str, object], says: str
+    tmp_path: Path, head: dict[str, object], line: dict[str, object], message: str
 ) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({**PROFILE, "lines": [{**LINE, **line}], **head}))
-    with pytest.raises(UserError, match=says) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load_profile(path)
     assert str(path) in str(caught.value)
 
@@ -84,7 +84,7 @@ def test_the_mark_that_editors_on_windows_put_before_a_text_is_passed_over(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (bytes(100), "line 1 is not valid Python: source code string cannot contain null bytes"),
         (b"# -*- coding: latin-1 -*-\n# \xe9\n", "byte 28 is not valid UTF-8"),
@@ -92,17 +92,17 @@ def test_the_mark_that_editors_on_windows_put_before_a_text_is_passed_over(tmp_p
         (None, "bytes, but the limit is 16,777,216"),
     ],
 )
-def test_a_file_that_cannot_be_a_scenarios_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_a_file_that_cannot_be_a_scenarios_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "x.py"
     path.write_bytes(content or b"")
     if content is None:
         os.truncate(path, 1 << 40)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         find(str(path))
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("raise KeyboardInterrupt", "cannot be imported: KeyboardInterrupt"),
         ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
@@ -110,9 +110,9 @@ def test_a_file_that_cannot_be_a_scenarios_is_refused(tmp_path: Path, content: b
         (HEADER + "del x", "declares 'x', but the imported module lacks x"),
     ],
 )
-def test_a_file_that_fails_as_it_is_imported_is_named(tmp_path: Path, source: str, says: str) -> None:
+def test_a_file_that_fails_as_it_is_imported_is_named(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "x.py").write_text(source)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         load_scenario(tmp_path / "x.py", "x")
 
 
@@ -131,7 +131,7 @@ def test_a_size_that_no_buffer_has_is_refused(size: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "ways", "own", "says"),
+    ("op", "ways", "own", "message"),
     [
         ("all_reduce", ("plain",), "plain", "own_ways has 'plain', which is a built-in way of all_reduce; use another"),
         ("all_reduce", ("plain", "rs_ag"), "rs_ag", "own_ways has 'rs_ag', which is a built-in way of all_reduce"),
@@ -152,11 +152,11 @@ def test_a_size_that_no_buffer_has_is_refused(size: Any) -> None:
         ),
     ],
 )
-def test_a_way_without_effect_is_refused(op: str, ways: tuple[str, ...], own: str | None, says: str) -> None:
+def test_a_way_without_effect_is_refused(op: str, ways: tuple[str, ...], own: str | None, message: str) -> None:
     own_ways = {own: lambda output, input, group: None} if own else {}
     scenario = Scenario(collectives=(Collectives(ops=(op,), ways=ways, own_ways=own_ways),))
     context: Any = SimpleNamespace(mesh_dims=("tp",), size={"tp": 2}.__getitem__)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         [*collective_cases(scenario, context)]
 
 

@@ -73,7 +73,7 @@ def test_ranks_that_were_given_the_same_may_begin(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda own: replace(own, torch="2.11.0"), "torch of ranks 2, 3 (host b) is 2.11.0, of rank 0 (host a) "),
         (
@@ -91,11 +91,11 @@ def test_ranks_that_were_given_the_same_may_begin(job: Job) -> None:
     ],
 )
 def test_what_hosts_were_given_differently_is_named(
-    job: Job, change: Callable[[GivenToRank], GivenToRank], says: str
+    job: Job, change: Callable[[GivenToRank], GivenToRank], message: str
 ) -> None:
     with pytest.raises(UserError) as refused:
         require_same_job(job, gather_with(change))
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_another_distbench_on_a_host_is_named(job: Job) -> None:

@@ -263,7 +263,7 @@ TABLE = NumberColumns(launch="l", case="c", value="v")
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "message"),
     [
         ("a.csv", "", "is empty; write a header"),
         ("a.csv", "l,c,v\n", "has no number to judge"),
@@ -282,13 +282,13 @@ TABLE = NumberColumns(launch="l", case="c", value="v")
     ],
 )
 def test_a_table_that_cannot_be_judged_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / name
     path.write_text(text)
     done = run("gate", path, path, "--launch", "l", "--case", "c", "--value", "v")
-    assert done.exit_code == 2 and says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert done.exit_code == 2 and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert "Traceback" not in done.stderr
 
 
@@ -321,12 +321,12 @@ def test_run_files_choose_no_columns_and_a_table_must(tmp_path: Path) -> None:
     done = run("gate", base, new, "--unit", "ms")
     assert done.exit_code == 2 and "in which nothing is chosen" in done.stderr
     table = as_csv(tmp_path / "base.csv", rows(1.0))
-    for words, says in (
+    for words, message in (
         ((), "for a table, give the columns --case and --value"),
         (("--value", "us"), "is a table; give --case, one of its columns: turn, op, size, us"),
     ):
         done = run("gate", table, table, *words)
-        assert done.exit_code == 2 and says in done.stderr, done.stderr
+        assert done.exit_code == 2 and message in done.stderr, done.stderr
 
 
 def test_a_parquet_table_is_read_where_pyarrow_is_installed(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_baseline_that_knows_no_facts_is_read_by_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[]", "is not a baseline"),
         ('{"distbench_baseline": 99}', "is newer than this distbench"),
@@ -114,10 +114,10 @@ def test_a_baseline_that_knows_no_facts_is_read_by_all(tmp_path: Path) -> None:
         ("{", "cannot be read"),
     ],
 )
-def test_a_bad_baseline_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+def test_a_bad_baseline_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "bad.json").write_text(text)
     done = run("baseline", "show", tmp_path / "bad.json")
-    assert done.exit_code == 2 and says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert done.exit_code == 2 and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
 def test_pytest_benchmark_compares_two_exports(children: Children, tmp_path: Path) -> None:
@@ -233,12 +233,12 @@ def test_nccl_tests_files_are_gated_and_reported(tmp_path: Path) -> None:
 
 def test_a_broken_nccl_tests_file_is_refused(tmp_path: Path) -> None:
     data = nccl_tests("2026-01-01 10:00:00", 1.0)
-    for name, value, says in (
+    for name, value, message in (
         ("results", [], "no results"),
         ("start_time", "today", "does not have the format of version 2"),
     ):
         (tmp_path / "x.json").write_text(json.dumps({**data, name: value}))
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             read_nccl_tests(tmp_path / "x.json")
 
 

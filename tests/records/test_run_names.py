@@ -56,17 +56,17 @@ def test_files_folders_and_scenarios_are_left_alone(results: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("last~5", "results has only 5 runs; the oldest is last~4"),
         ("@befor", "no run under results has this label; available labels: 'after', 'before', 'dirty', 'other'"),
         ("abcdef0", "no run under results has this commit; the newest commits are fedcba91, 0123abc0"),
     ],
 )
-def test_a_name_without_a_run_is_one_sentence(results: Path, name: str, says: str) -> None:
+def test_a_name_without_a_run_is_one_sentence(results: Path, name: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^{name}: ") as caught:
         named_runs([Path(name)], results)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_one_run_file_is_asked_for_where_one_is_needed(results: Path, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_only_planners_that_can_move_a_pair_are_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lab", "says"),
+    ("lab", "message"),
     [
         (Laboratory("pear"), "suite 'pear' is unknown; use pairs"),
         (Laboratory("pairs", dtype="f8"), "dtype 'f8' is unknown"),
@@ -206,8 +206,8 @@ def test_only_planners_that_can_move_a_pair_are_tried() -> None:
         (Laboratory("pairs", planners=("calibrated",)), "distbench calibrate"),
     ],
 )
-def test_a_laboratory_that_cannot_be_is_one_sentence(lab: Laboratory, says: str) -> None:
-    with fake_mesh(SQUARE, devices_per_host=1) as mesh, pytest.raises(UserError, match=says):
+def test_a_laboratory_that_cannot_be_is_one_sentence(lab: Laboratory, message: str) -> None:
+    with fake_mesh(SQUARE, devices_per_host=1) as mesh, pytest.raises(UserError, match=message):
         assert dist.group.WORLD is not None
         context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
         list(laboratory_cases(Scenario(laboratories=(lab,)), context))

@@ -110,7 +110,7 @@ def test_without_names_a_profile_adds_our_planners_where_they_can_move_the_pair(
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (None, "No such file"),
         ("{", "cannot be read"),
@@ -119,7 +119,7 @@ def test_without_names_a_profile_adds_our_planners_where_they_can_move_the_pair(
     ],
 )
 def test_a_profile_that_does_not_fit_is_one_sentence_before_any_rank_starts(
-    cli: Cli, tmp_path: Path, content: str | Profile | None, says: str
+    cli: Cli, tmp_path: Path, content: str | Profile | None, message: str
 ) -> None:
     path, out = tmp_path / "profile.json", tmp_path / "results"
     if isinstance(content, Profile):
@@ -127,7 +127,7 @@ def test_a_profile_that_does_not_fit_is_one_sentence_before_any_rank_starts(
     elif content is not None:
         path.write_text(content)
     done = cli("run", PAIRS, "--device", "cpu", "--profile", str(path), "--results", str(out))
-    assert done.returncode == 2 and says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert not out.exists()
 
 

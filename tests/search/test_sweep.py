@@ -25,7 +25,7 @@ def sweep(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (
             ("llama_2d", "--memory", "lots", "--hardware", "h100"),
@@ -50,16 +50,16 @@ def sweep(*arguments: str) -> Result:
         (("lama_2d",), "no scenario 'lama_2d'"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     done = sweep(*arguments, "--results", str(tmp_path))
-    assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
+    assert done.exit_code == 2 and message in done.output and "Traceback" not in done.output
 
 
 @pytest.fixture(scope="module")
 def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """A sweep of three plans of a small scenario, and the same again from what it left."""
     out = tmp_path_factory.mktemp("sweep")
-    asked = (
+    requested = (
         "tp_mlp",
         "--quick",
         "--world",
@@ -72,13 +72,13 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
         str(out),
     )
     with children.forked():
-        first = sweep(*asked, "--price", "2.5")
+        first = sweep(*requested, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SweepChild, "_started", lambda _: pytest.fail("a finished sweep starts no process"))
             patch.setattr(predicted_module, "load_recordings", lambda _: pytest.fail("it reads no recording"))
-            resumed = sweep(*asked, "--reuse", "--quiet", "--format", "json", "--page", str(out / "page.html"))
-        small = sweep(*asked, "--reuse", "--memory", "1MB")
+            resumed = sweep(*requested, "--reuse", "--quiet", "--format", "json", "--page", str(out / "page.html"))
+        small = sweep(*requested, "--reuse", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
             (facts,) = child.answers(Question("facts", [{}], {"dp_shard": 2}))
             again = list(child.again)
@@ -168,13 +168,13 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     claim_folder(tmp_path, mine)
     require_folder(tmp_path, mine, True)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    for arguments, says in (
+    for arguments, message in (
         (("fsdp_stack", "--world", "2"), "contains a sweep of tp_mlp"),
         (("tp_mlp", "--world", "4"), "contains a sweep of tp_mlp"),
     ):
         for resume in ((), ("--reuse",)):
             done = sweep(*arguments, *resume, "--quick", "--hardware", "h100", "--results", str(tmp_path))
-            assert done.exit_code == 2 and says in done.output, done.output
+            assert done.exit_code == 2 and message in done.output, done.output
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 

@@ -145,12 +145,12 @@ def test_what_is_squeezed_into_memory_says_so() -> None:
 
 
 def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
-    for mesh, says in (
+    for mesh, message in (
         ({"pp": 2}, "the plan does not use mesh dim 'pp' of --mesh; use dp_shard, tp"),
         ({"dp_shard": 3}, "a batch of 4 cannot be split over mesh dp_shard=3,tp=1; give another --mesh"),
     ):
         setup = set_up("llama_2d", (), None, mesh, True)
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             setup.as_written(setup.space({**FACTS, "mesh_dims": ["dp_shard", "tp"]}))
 
 

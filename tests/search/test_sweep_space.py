@@ -114,7 +114,7 @@ def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("plan.reshard=True", "plan.reshard is not a change to a plan (nearest: "),
         ("plan.rotate=left", "--set plan.rotate=left is unknown; use allgather, alltoall, ulysses"),
@@ -123,10 +123,10 @@ def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:
         ("plan.prefetch=two", "plan.prefetch=two is not valid; give int values such as 2"),
     ],
 )
-def test_a_change_that_cannot_be_is_refused(text: str, says: str) -> None:
+def test_a_change_that_cannot_be_is_refused(text: str, message: str) -> None:
     with pytest.raises(UserError) as refused:
         parse_choices([text], {})
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_mesh_of_other_ranks_than_the_launch_is_refused() -> None:

@@ -186,11 +186,11 @@ def test_the_command_writes_a_new_folder(tmp_path: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     irregular = gather(0, 1, ranks=((1, 0), (1, 3)))
-    for wrong, says in (
+    for wrong, expected in (
         (irregular, "the group of ranks 0, 3 is not along mesh dims"),
         (gather(0, 1)._replace(kind="barrier", op="c10d.barrier"), "Chakra has no type for barrier (c10d.barrier)"),
     ):
         save_recordings([run(matmul(0, 1), wrong)], recording)
         refused = simulate()
-        assert refused.exit_code == 2 and says in refused.stderr and not [*folder.iterdir()]
+        assert refused.exit_code == 2 and expected in refused.stderr and not [*folder.iterdir()]
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

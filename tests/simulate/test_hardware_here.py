@@ -290,7 +290,7 @@ def test_the_table_fits_a_terminal(hardware: Hardware) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "says"),
+    ("place", "value", "message"),
     [
         (("host",), 3, "host is 3, not an object"),
         (("host", "num_ranks"), 0, "host.num_ranks is 0, not a whole number above 0"),
@@ -314,7 +314,7 @@ def test_the_table_fits_a_terminal(hardware: Hardware) -> None:
     ],
 )
 def test_what_no_machine_is_like_is_one_sentence(
-    file: Path, tmp_path: Path, place: tuple[Any, ...], value: Any, says: str
+    file: Path, tmp_path: Path, place: tuple[Any, ...], value: Any, message: str
 ) -> None:
     record = json.loads(file.read_text())
     part = record
@@ -325,7 +325,7 @@ def test_what_no_machine_is_like_is_one_sentence(
     damaged.write_text(json.dumps(record))
     with pytest.raises(UserError) as raised:
         load_hardware(str(damaged))
-    assert says in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_absurd_measurements_make_no_file(tmp_path: Path) -> None:

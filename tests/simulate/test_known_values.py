@@ -122,7 +122,7 @@ def test_assumptions_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("uniform", "is not PATTERN=VALUE"),
         ("a=", "is not PATTERN=VALUE"),
@@ -137,14 +137,14 @@ def test_assumptions_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_assumptions_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, content in {"negative": "[1, -1]", "text": "uniform", "empty": "{}", "names": '{"b": [1]}'}.items():
         (tmp_path / f"{name}.json").write_text(content)
     with pytest.raises(UserError) as refused:
         assumptions_of([text])
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")

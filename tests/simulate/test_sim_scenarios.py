@@ -129,8 +129,8 @@ def test_what_is_redistributed_pays_what_it_does_on_the_cpu(found: dict[str, Any
     assert any(map(wanted.get, both))
     paid = {case: dict(counted(ours[case]["collectives"])) for case in both}
     # Where accelerators exchange a CPU gathers.
-    alike = [case for case in both if not any(path.kind == "all_to_all" for path in paid[case])]
-    assert alike and {case: paid[case] for case in alike} == {case: wanted[case] for case in alike}
+    equal = [case for case in both if not any(path.kind == "all_to_all" for path in paid[case])]
+    assert equal and {case: paid[case] for case in equal} == {case: wanted[case] for case in equal}
 
 
 @pytest.mark.parametrize("name", WITH_STEPS)
@@ -142,8 +142,8 @@ def test_time_and_memory_come_through_the_seam(found: dict[str, Any], name: str)
     phases = {"llama_inference": {"forward"}, "pipeline": {"schedule"}}
     assert set(first["phases"]) >= phases.get(name, {"forward", "backward"})
     assert (first["peak_bytes"], first["peak_reserved_bytes"], first["left"]) == (4096, 4096, 0)
-    asked = {"synchronize", "empty_cache", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"}
-    assert set(first["asked"]) == asked
+    requested = {"synchronize", "empty_cache", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"}
+    assert set(first["asked"]) == requested
 
 
 @pytest.mark.long

@@ -205,7 +205,7 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "message"),
     [
         ("item", "it cannot be simulated: its step needs a tensor's value, which a simulated step does not have"),
         (
@@ -222,12 +222,12 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
     ],
 )
 def test_a_step_that_cannot_be_simulated_is_one_sentence(
-    recorded: dict[str, RecordedSteps], fault: str, says: str
+    recorded: dict[str, RecordedSteps], fault: str, message: str
 ) -> None:
     result, left_out = recorded["unsimulable"]
     assert [recording.head.variant for recording in result] == ["fault=none", "fault=offload"]
     sentence = left_out[f"unsimulable/fault={fault}"]
-    assert sentence.startswith(says) and "\n" not in sentence
+    assert sentence.startswith(message) and "\n" not in sentence
     # With where the model asks for it, or raises.
     assert ("unsimulable.py:" in sentence) == (fault in ("item", "mask", "flex", "loss", "declared"))
 
@@ -272,8 +272,8 @@ def test_a_disk_that_is_full_costs_nothing_of_what_is_said(tmp_path: Path, monke
         raise OSError(28, "No space left on device", "run.jsonl")
 
     monkeypatch.setattr("distbench.simulate.simulated_run.write_simulated_run", full)
-    asked = ["simulate", "--recording", str(DATA / "recording_v1.jsonl"), "--results", str(tmp_path)]
-    done = CliRunner().invoke(main, asked)
+    requested = ["simulate", "--recording", str(DATA / "recording_v1.jsonl"), "--results", str(tmp_path)]
+    done = CliRunner().invoke(main, requested)
     assert done.exit_code == 2 and "run.jsonl cannot be written (No space left on device)" in done.output
     assert "where the time goes" in done.output
 
@@ -327,7 +327,7 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ((), "simulate needs either a SCENARIO or --recording FILE; give one"),
         (("tp_mlp", "--recording", "x.jsonl"), "give one"),
@@ -341,11 +341,11 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(
-    known_host: None, arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known_host: None, arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = simulate(*arguments)
-    assert done.exit_code == 2 and says in done.output and done.output.count("\n") == 1
+    assert done.exit_code == 2 and message in done.output and done.output.count("\n") == 1
 
 
 def test_a_model_of_real_size_is_not_run_on_a_cpu(known_host: None) -> None:

@@ -19,9 +19,9 @@ def given(*sizes: int, stream: int = 0, **options: int) -> CachingAllocator:
     return allocator
 
 
-@pytest.mark.parametrize(("asked", "handed_out"), [(1, 512), (512, 512), (513, 1024), (MIB - 1, MIB)])
-def test_sizes_are_rounded_up_to_512_bytes(asked: int, handed_out: int) -> None:
-    assert given(asked).allocated_bytes == handed_out
+@pytest.mark.parametrize(("requested", "handed_out"), [(1, 512), (512, 512), (513, 1024), (MIB - 1, MIB)])
+def test_sizes_are_rounded_up_to_512_bytes(requested: int, handed_out: int) -> None:
+    assert given(requested).allocated_bytes == handed_out
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
     assert allocator.reserved_bytes == 60 * MIB
 
 
-@pytest.mark.parametrize(("asked", "reserved_mib"), [(11 * MIB - 512, 12), (11 * MIB, 32)])
-def test_what_is_left_over_of_a_free_large_block_is_a_block_above_1_mib(asked: int, reserved_mib: int) -> None:
+@pytest.mark.parametrize(("requested", "reserved_mib"), [(11 * MIB - 512, 12), (11 * MIB, 32)])
+def test_what_is_left_over_of_a_free_large_block_is_a_block_above_1_mib(requested: int, reserved_mib: int) -> None:
     """should_split: 1 MiB and 512 B left over are given to the next, 1 MiB are not."""
     allocator = given(12 * MIB)
     allocator.free(0)
-    allocator.allocate(1, asked, 0)
+    allocator.allocate(1, requested, 0)
     allocator.allocate(2, MIB + 512, 0)
     assert allocator.reserved_bytes == reserved_mib * MIB
 

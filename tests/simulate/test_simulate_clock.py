@@ -317,7 +317,7 @@ def changed(tmp_path: Path, change: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda record: record["figures"].pop("host_s"), r"figures.host_s is missing"),
         (lambda record: record["figures"]["host_s"].pop("source"), r"figures.host_s.source is missing"),
@@ -354,8 +354,8 @@ def changed(tmp_path: Path, change: Any) -> str:
         (lambda record: record.update(hardware_version="x"), "hardware_version is 'x', not a whole number"),
     ],
 )
-def test_a_hardware_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, change: Any, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_a_hardware_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load_hardware(changed(tmp_path, change))
 
 
@@ -405,7 +405,7 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
 
 
 @pytest.mark.parametrize(
-    ("line", "text", "says"),
+    ("line", "text", "message"),
     [
         (1, '{"recording_version": 7}', "is newer than this distbench"),
         (2, '{"recording_version": 7}', "is newer than this distbench"),
@@ -429,25 +429,25 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
         (1, "", "line 1: "),
     ],
 )
-def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: str, says: str) -> None:
+def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: str, message: str) -> None:
     file = tmp_path / "step.jsonl"
     save_recordings([run()], file)
     lines = file.read_text().splitlines()
     lines[line - 1] = text
     file.write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         load_recordings(file)
 
 
 @pytest.mark.parametrize(
-    ("capacity_gib", "says"),
+    ("capacity_gib", "message"),
     [
         (64, "of 64 GiB reserved at the peak, 4 GiB of it alive; the step fits"),
         (5, "only because the allocator frees its cache once"),
         (4, "an allocation of 2 GiB fails"),
     ],
 )
-def test_the_page_says_whether_it_fits(capacity_gib: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_says_whether_it_fits(capacity_gib: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_bars, "held_out", lambda: ())
     gib = 1 << 30
     recording = run(
@@ -461,7 +461,7 @@ def test_the_page_says_whether_it_fits(capacity_gib: int, says: str, monkeypatch
     # 4 GiB less 2 MiB it has not.
     capacity = capacity_gib * gib - (2 << 20 if capacity_gib == 4 else 0)
     text = text_of(blocks_of([Simulation(recording, machine(memory_bytes=float(capacity)))]))
-    assert says in " ".join(text.split())
+    assert message in " ".join(text.split())
 
 
 def test_a_simulation_has_its_bars(monkeypatch: pytest.MonkeyPatch) -> None:

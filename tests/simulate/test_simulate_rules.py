@@ -215,19 +215,21 @@ def test_of_an_accelerators_memory_a_reserve_is_not_usable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_gib", "fits", "takes_reserve", "says"),
+    ("num_gib", "fits", "takes_reserve", "message"),
     [
         (74, True, False, "; the step fits"),
         (77, False, True, "leaves less than 4.04 GiB for the context"),
         (80, False, False, "out of memory"),
     ],
 )
-def test_a_plan_that_leaves_no_reserve_does_not_fit(num_gib: int, fits: bool, takes_reserve: bool, says: str) -> None:
+def test_a_plan_that_leaves_no_reserve_does_not_fit(
+    num_gib: int, fits: bool, takes_reserve: bool, message: str
+) -> None:
     recording = Recording(HEAD, [StepBegun(1), block(1, num_gib), matmul(0, 1), StepBegun(2), matmul(0, 1)])
     h100 = load_hardware("h100")
     result = predicted(Candidate((("tp", 8),)), [recording], h100)
     assert (result.fits, result.takes_reserve) == (fits, takes_reserve)
-    assert says in " ".join(text_of(blocks_of([Simulation(recording, h100)])).split())
+    assert message in " ".join(text_of(blocks_of([Simulation(recording, h100)])).split())
 
 
 def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:

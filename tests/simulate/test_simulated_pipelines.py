@@ -120,15 +120,15 @@ def test_sends_that_wait_for_each_other_are_buffered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "says"),
+    ("events", "expected"),
     [
         (((message("recv", 1),), (message("recv", 0),)), "rank 0, 1 waits for a message whose other end is not"),
         (((message("send", 1),), ()), "rank 0 waits for a message whose other end is not recorded"),
         (((message("send", 1, 1),), (message("recv", 0, 2),)), "1,000,000,000 bytes on one end and 2,000,000,000 on"),
     ],
 )
-def test_messages_without_another_end_are_one_sentence(events: Any, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_messages_without_another_end_are_one_sentence(events: Any, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
         replay_together([rank(0, *events[0]), rank(1, *events[1])], machine())
     with pytest.raises(UserError, match=r"rank 0 waits for a message .* all ranks of the pipeline"):
         assert Simulation(two_stages()[0], machine()).timed
@@ -146,7 +146,7 @@ def test_a_recording_keeps_its_pipeline_and_messages(tmp_path: Path) -> None:
     assert [one.head.pipeline for one in result] == [FACTS, FACTS]
     assert [(one.collectives[0].peer, one.collectives[0].batch) for one in result] == [(1, 1), (0, 1)]
     lines = file.read_text()
-    for wrong, right, says in (
+    for wrong, right, expected in (
         ('"peer":-1', '"peer":1', "peer is -1"),
         ('"kind":"all_gather"', '"kind":"send"', "peer is 1, but a message is a send or a recv"),
         (
@@ -156,7 +156,7 @@ def test_a_recording_keeps_its_pipeline_and_messages(tmp_path: Path) -> None:
         ),
     ):
         file.write_text(lines.replace(right, wrong))
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=expected):
             load_recordings(file)
 
 

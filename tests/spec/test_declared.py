@@ -23,7 +23,7 @@ def two(output: Any, targets: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: Scenario(make_bach=two), "Scenario has no field 'make_bach' (nearest: make_batch, make_cache)"),
         (lambda: ParallelPlan(tpp={}), "ParallelPlan has no field 'tpp' (nearest: tp"),
@@ -56,10 +56,10 @@ def two(output: Any, targets: Any) -> Any:
         (lambda: Scenario(call=two, loss=two), "Scenario has both call and loss"),
     ],
 )
-def test_what_is_declared_wrongly_is_named(make: Callable[[], Any], says: str) -> None:
+def test_what_is_declared_wrongly_is_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(TypeError) as caught:
         make()
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_what_fits_is_taken() -> None:

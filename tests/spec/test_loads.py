@@ -64,7 +64,7 @@ def test_a_recorded_routing_of_modules_is_one_exchange_each(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("load", "says"),
+    ("load", "message"),
     [
         ("zipff", "load 'zipff' is unknown; use uniform, zipf, W0, W1, W2, W3, W5, or a JSON file"),
         ("other.json", "other.json: it has counts of 3 experts, but the model has 4; record this model"),
@@ -78,7 +78,9 @@ def test_a_recorded_routing_of_modules_is_one_exchange_each(tmp_path: Path) -> N
         ("one.json", "one.json, a: expert 2 has 60.0% of the choices, but at most 50.0% are possible, because the 2"),
     ],
 )
-def test_unusable_loads_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: str, says: str) -> None:
+def test_unusable_loads_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: str, message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     contents = {"other": "[1, 2, 3]", "modules": '{"a": [1, 1, 1, 1], "b": [1, 1]}', "broken": "[1,"}
     contents |= {"empty": "{}", "one": '{"a": [1, 1, 6, 2]}'}
@@ -86,11 +88,11 @@ def test_unusable_loads_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         Path(f"{name}.json").write_text(content)
     with pytest.raises(UserError) as refused:
         load_of_module(load, 4, 2, "layers.0")
-    assert says in str(refused.value) and "\n" not in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("matrix", "says"),
+    ("matrix", "message"),
     [
         ([[1, 2], [3]], "is not square: it has 2 rows of 1 or 2 numbers"),
         ([[1, 2, 3], [1, 2, 3]], "is not square: it has 2 rows of 3 numbers; give 2 rows of 2 numbers"),
@@ -116,13 +118,13 @@ def test_unusable_loads_are_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         ({"sent": [3, 7]}, "has no field 'matrix'; add it with a list of rows"),
     ],
 )
-def test_unusable_matrices_are_one_sentence(tmp_path: Path, matrix: Any, says: str) -> None:
+def test_unusable_matrices_are_one_sentence(tmp_path: Path, matrix: Any, message: str) -> None:
     file = tmp_path / "matrix.json"
     file.write_text(json.dumps(matrix))
     for given in [str(file), *([matrix] if not isinstance(matrix, str) else [])]:
         with pytest.raises(UserError) as refused:
             matrix_of(given, 2)
-        expected = says if given == matrix else says.removeprefix("matrix ")
+        expected = message if given == matrix else message.removeprefix("matrix ")
         assert expected in str(refused.value) and "\n" not in str(refused.value)
 
 

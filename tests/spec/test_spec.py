@@ -75,8 +75,8 @@ def test_a_smaller_mesh_under_quick_is_part_of_the_header(known_host: None, tmp_
         for quick in (False, True)
     }
     assert sizes == {False: 8, True: 2}
-    asked = Request((str(file),), mesh={"tp": 4}, device="cpu", quick=True, out=tmp_path)
-    assert jobs_of(asked, None)[0].mesh == {"tp": 4}
+    requested = Request((str(file),), mesh={"tp": 4}, device="cpu", quick=True, out=tmp_path)
+    assert jobs_of(requested, None)[0].mesh == {"tp": 4}
 
 
 def test_mesh_text_keeps_order_and_sizes() -> None:
@@ -166,7 +166,7 @@ def test_a_summary_is_the_first_paragraph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("def broken(:\n", "line 1 is not valid Python"),
         ("@scenario(mesh=MESH)\ndef f(): ...\n", "not a literal"),
@@ -180,8 +180,8 @@ def test_a_summary_is_the_first_paragraph(tmp_path: Path) -> None:
         ("@scenario(mesh={[]: 2})\ndef f(): ...\n", "not a literal"),
     ],
 )
-def test_a_bad_scenario_file_is_one_clear_sentence(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says) as raised:
+def test_a_bad_scenario_file_is_one_clear_sentence(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
         find(write(tmp_path, text))
     assert "\n" not in str(raised.value)
 

@@ -51,10 +51,10 @@ def test_cases_that_take_turns_keep_the_paths_that_each_planned(
 ) -> None:
     from torch.distributed.tensor import _redistribute
 
-    asked, plain = [], _redistribute._gen_transform_infos_non_cached
+    requested, plain = [], _redistribute._gen_transform_infos_non_cached
 
     def counting(*args: object) -> object:
-        asked.append(args)
+        requested.append(args)
         return plain(*args)
 
     monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", counting)
@@ -63,9 +63,9 @@ def test_cases_that_take_turns_keep_the_paths_that_each_planned(
     for name in (*plans, *plans, *plans):
         with planner(name), plans[name].used():
             result.append(plan_path(source, (Shard(1), Replicate()))[0])
-    assert result == result[:2] * 3 and result[0] != result[1] and len(asked) == 2
+    assert result == result[:2] * 3 and result[0] != result[1] and len(requested) == 2
     with planner("greedy"):
-        assert plan_path(source, (Shard(1), Replicate()))[0] == result[0] and len(asked) == 3
+        assert plan_path(source, (Shard(1), Replicate()))[0] == result[0] and len(requested) == 3
 
 
 def test_what_was_cut_on_the_way_is_smaller_in_the_steps_after(mesh: DeviceMesh) -> None:

@@ -81,19 +81,19 @@ def fit_of(layers: int, dense: int, gathered: int) -> tuple[Fit, list[int]]:
     Each layer has its number of parameters and of activations; the largest two layers are gathered at once.
     """
     made: Any = object.__new__(Recipe)
-    made.num_parameters, made.num_layers, asked = sum(sizes(layers, dense)), layers, []
+    made.num_parameters, made.num_layers, requested = sum(sizes(layers, dense)), layers, []
 
     def recording(_: Any, __: Any, number: int, repeated: int | None = None) -> Recording:
         if repeated is not None:
             raise NotRepeated("layers differ")
-        asked.append(number)
+        requested.append(number)
         of_layers = sizes(number or layers, dense)
         peak = sum(of_layers) + gathered * sum(sorted(of_layers)[-2:])
         head = Head("s", "", {"dp_shard": 2}, "2.13", sum(of_layers), 1, None, 1, ("forward",))
         return Recording(head, [StepBegun(2), Allocated(1, peak, 0, "other", "")])
 
     made._recording = recording
-    return made._recorded({"dp_shard": 2}, {}), asked
+    return made._recorded({"dp_shard": 2}, {}), requested
 
 
 def sizes(layers: int, dense: int) -> list[int]:
@@ -113,9 +113,9 @@ def sizes(layers: int, dense: int) -> list[int]:
 def test_peaks_on_a_line_are_extended_and_others_recorded(
     layers: int, dense: int, recorded: list[int], depth: str
 ) -> None:
-    fit, asked = fit_of(layers, dense, gathered=7)
+    fit, requested = fit_of(layers, dense, gathered=7)
     whole = sum(sizes(layers, dense)) + 7 * sum(sorted(sizes(layers, dense))[-2:])
-    assert (fit.depth, fit.peak_bytes, asked) == (depth, whole, recorded)
+    assert (fit.depth, fit.peak_bytes, requested) == (depth, whole, recorded)
 
 
 @pytest.mark.long
