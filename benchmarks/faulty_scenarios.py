@@ -21,9 +21,9 @@ READ = (
     checked(
         "a header with what nobody knows",
         "@scenario(mesh={'tp': 2}, colour=1)\ndef x() -> Scenario: ...\n",
-        "takes no 'colour'",
+        "has no argument 'colour'",
     ),
-    checked("a mesh that is a list", "@scenario(mesh=[2])\ndef x() -> Scenario: ...\n", "cannot be used"),
+    checked("a mesh that is a list", "@scenario(mesh=[2])\ndef x() -> Scenario: ...\n", "is not valid"),
     checked(
         "a parameter without a default", "@scenario(mesh={'tp': 2})\ndef x(*, a) -> Scenario: ...\n", "keyword-only"
     ),
@@ -51,7 +51,7 @@ IMPORTED = (
     checked(
         "prints a megabyte", "print('x' * 1_000_000)\nprint('{}', file=sys.stderr)\n" + FUNCTION + TOY, "x on tp=2", 0
     ),
-    checked("closes standard output", "os.close(1)\n" + FUNCTION + TOY, "."),
+    checked("closes standard output", "os.close(1)\n" + FUNCTION + TOY, ".", (0, 2)),
     checked("has no standard output", "sys.stdout = None\n" + FUNCTION + TOY, ".", (0, 2)),
     checked("changes the folder", "os.chdir('/')\n" + FUNCTION + TOY, "x on tp=2", 0),
     checked(
@@ -88,7 +88,11 @@ LAUNCHED = tuple(
     )
     for name, given, says in (
         ("declares nothing", "", "nothing|declares"),
-        ("an operation that nobody knows", "collectives=(Collectives(ops=('gather',), sizes_bytes=(8,)),)", "gather"),
+        (
+            "an operation that nobody knows",
+            "collectives=(Collectives(ops=('all_scatter',), sizes_bytes=(8,)),)",
+            "all_scatter",
+        ),
         ("sizes that are none", "collectives=(Collectives(ops=('all_gather',), sizes_bytes=(-8,)),)", "size|-8"),
     )
 )

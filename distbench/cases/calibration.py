@@ -43,6 +43,7 @@ STEPS = {
 }
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
+NEW_BLOCK_BYTES = 1 << 26  # above glibc's largest threshold, so each block is mapped anew
 HOST_LAYERS = 16  # of a chain of operators that are shorter than the host's work for them
 COMPUTE, COMMUNICATION = "compute", "communication"
 OVERLAP = (COMPUTE, COMMUNICATION, "both")  # parts of a measured overlap
@@ -253,6 +254,8 @@ def compute_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec
             yield _compute_spec(f"matmul_{dtype}", str(side), make, context)
     for num_bytes in sizes.memory_bytes[:count]:
         yield _compute_spec("memory", str(num_bytes), partial(_elementwise, num_bytes, sizes.call_bytes), context)
+    if not on_accelerator:
+        yield _compute_spec("new_block", str(NEW_BLOCK_BYTES), partial(_new_block, sizes.call_bytes), context)
     for shape, is_causal in product(sizes.attention_shapes[:count], (True, False) if on_accelerator else (True,)):
         name, suffix = "x".join(map(str, shape)), "" if is_causal else "_full"
         about = shape, is_causal, TORCH_DTYPES[sizes.attention_dtype], sizes.call_flops
@@ -318,6 +321,12 @@ def _elementwise(num_bytes: int, call_bytes: float, device: torch.device) -> Wor
         tensor.clone()
 
     return Work(call, num_bytes, 4, call_bytes)
+
+
+def _new_block(call_bytes: float, device: torch.device) -> Work:
+    """Make an operator that writes a new block."""
+    call = partial(torch.ones, NEW_BLOCK_BYTES // 4, device=device)
+    return Work(call, NEW_BLOCK_BYTES, 1, call_bytes)
 
 
 def _attention(

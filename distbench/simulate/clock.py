@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 from distbench.simulate.compile_float8 import fused_bytes
 from distbench.simulate.hardware_file import Hardware, HostFigures
-from distbench.simulate.operator_costs import collective_s, message_s, on_host, operator_s
+from distbench.simulate.operator_costs import collective_s, message_s, on_host, operator_s, page_faults_s
 from distbench.simulate.recording import (
     COPIES,
     ON_HOST,
+    Allocated,
     Collective,
     Event,
     EventRecorded,
@@ -440,6 +441,9 @@ def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
             now, waited = start + seconds, waited + host_s
             if seconds > 0:
                 spans.append(TimedEvent(start, now, event))
+        elif isinstance(event, Allocated):
+            faults_s = page_faults_s(event, host)
+            now, waited = now + faults_s, waited + faults_s
     return TimedStep(now, waited, spans)
 
 

@@ -39,9 +39,10 @@ _FACTOR = number_within(0.1, 10)
 HOST_FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s"), _SECONDS),
     **dict.fromkeys(("operator_factor", "matmul_bf16_factor", "step_factor"), _FACTOR),
+    "page_faults_s_per_byte": number_within(0, 1e-6),
 }
 # Optional figures with their defaults; older files have one factor over the whole step, or over all operators.
-LEFT_OUT = {"operator_factor": 1.0, "matmul_bf16_factor": 1.0, "step_factor": 1.0}
+LEFT_OUT = {"operator_factor": 1.0, "matmul_bf16_factor": 1.0, "step_factor": 1.0, "page_faults_s_per_byte": 0.0}
 _RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to more than any device
 _BANDWIDTH = number_within(1e6, 1e14)  # bytes per second
 FIGURES: Mapping[str, Any] = {

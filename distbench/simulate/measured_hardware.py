@@ -40,7 +40,7 @@ from distbench.spec.printable_text import count_text
 Points = list[tuple[float, float]]
 # Steps of scenario `calibrate_steps` that measure the host's time, and steps that measure operators in a step.
 TINY, WHOLE, WHOLE_BF16 = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp"), "whole_bf16"
-OPTIMIZER = "optimizer"
+OPTIMIZER, NEW_BLOCK = "optimizer", "new_block"
 ABSURD, ADVICE = "the measurement", "calibrate again on an idle machine"
 GUESSED_NETWORK = "only one machine was measured, so its internal links count as network"
 DIGITS = 4  # Significant digits of points, as precise as a measurement.
@@ -68,8 +68,10 @@ class MeasuredStep(NamedTuple):
 
 
 def _measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, str], Points]]:
-    """Return points of operators by name, and of collectives by kind, group size and placement on several hosts."""
-    operators: dict[str, Points] = {name: [] for name in OPERATOR_CURVES}
+    """Return points of operators by name, also of writes to a new block, and of collectives by kind, group size and
+    placement on several hosts.
+    """
+    operators: dict[str, Points] = {name: [] for name in (*OPERATOR_CURVES, NEW_BLOCK)}
     collectives: dict[tuple[str, int, str], Points] = {}
     for record in run.cases:
         if record["case"].get("kind") != "compute" or record["status"] != "ok":
@@ -233,6 +235,7 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
     num_ranks = int(environment["world_size"])
     ranks = count_text(num_ranks, "rank")
     operators, collectives = _measured_curves(of_operators)
+    ((block_bytes, new_block_s),) = operators.pop(NEW_BLOCK)
     world_points = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
     if world_points is None:
         raise UserError(f"{of_operators.path} has no all_gather of all {ranks}; measure with distbench calibrate")
@@ -274,6 +277,9 @@ def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Reco
     mean_factor = {"operator_factor": math.prod(factors.values()) ** (1 / len(factors))}
     of_bf16 = _bf16_factor(steps[WHOLE_BF16], replace(blank.host, figures=LEFT_OUT | costs | mean_factor))
     bf16_source = f"bf16 matmuls' time in {steps[WHOLE_BF16].recording.head.label} divided by alone"
+    # A write to a new block takes longer than a write to an old one, by the page faults.
+    old_block_s = blank.host.operators["memory"].seconds(block_bytes)
+    costs |= {"page_faults_s_per_byte": max(new_block_s - old_block_s, 0.0) / block_bytes}
     fitted = _figures(mean_factor, "fitted", factor_source)
     fitted |= _figures({"matmul_bf16_factor": of_bf16}, "fitted", bf16_source)
     record["host"]["figures"] = _figures(costs, "measured", source) | fitted
@@ -340,6 +346,7 @@ def hardware_text(hardware: Hardware) -> str:
     notes = [f"all {host.num_ranks} ranks measure at once; times are the slowest rank's"]
     curves = Table(f"{hardware.name}: {hardware.summary}", columns, rows, notes, frozenset([len(CALLED)]))
     costs = [(name, time_text(host[figure]) if host[figure] else NOTHING) for figure, name in HOST.items()]
+    costs.append(("page faults of a new block, per GiB", time_text(host["page_faults_s_per_byte"] * (1 << 30))))
     notes = [
         f"operators are {host['operator_factor']:.2f}x slower in whole steps than alone, bf16 matmuls "
         f"{host['matmul_bf16_factor']:.2f}x"

@@ -16,6 +16,7 @@ from distbench.simulate.recording import (
     COPIES,
     MATMUL,
     ON_HOST,
+    Allocated,
     Collective,
     Operator,
     Recording,
@@ -28,6 +29,8 @@ FSDP, DDP = "fsdp", "ddp"
 # Time of a hop within the node, divided by that of a hop over the network (ring, LL128: NCCL src/graph/tuning.cc).
 NODE_HOP = 1.9 / 4.0
 KEY_BLOCK = 512  # keys that attention on CPUs computes at once
+# glibc maps new blocks of this size or more page by page (mallopt(3), M_MMAP_THRESHOLD), and reuses smaller blocks.
+MAPPED_BYTES = 32 << 20
 WORTH_SAYING = 0.01  # smallest extrapolated share of the step that is reported
 
 
@@ -179,6 +182,11 @@ def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, flo
     host_s = host["listed_s"] * num_listed(event) if is_listed(event) else host["operator_s"]
     slower = host["matmul_bf16_factor" if _curve_of(event)[0] == "matmul_bf16" else "operator_factor"]
     return host_s * factor, operator_on_host(event, host) * slower * factor
+
+
+def page_faults_s(block: Allocated, host: HostFigures) -> float:
+    """Return the seconds of the page faults of a new block's first use."""
+    return block.num_bytes * host["page_faults_s_per_byte"] if block.num_bytes >= MAPPED_BYTES else 0.0
 
 
 def operator_on_host(operator: Operator, host: HostFigures) -> float:

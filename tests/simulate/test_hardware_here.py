@@ -21,7 +21,7 @@ from distbench.simulate.clock import parts_of
 from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
 from distbench.simulate.measured_hardware import hardware_text, write_hardware
 from distbench.simulate.measured_links import base_hardware, write_links
-from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun
+from distbench.simulate.recording import Allocated, Collective, Event, Head, Operator, Recording, StepBegun
 from distbench.simulate.replay import Simulation
 from distbench.spec import Scenario
 from distbench.spec.errors import UserError
@@ -32,6 +32,7 @@ OPERATOR_S, FSDP_S, REDISTRIBUTION_S, LISTED_S = 5e-5, 2e-3, 3e-3, 2e-5
 # Operators take as many times longer in a step: in one whole step, in the other, and their geometric mean.
 FACTORS, FACTOR = (2.0, 1.125), 1.5
 BF16_FACTOR = 1.2  # of bf16 matmuls
+FAULTS_S = 5e-10  # of page faults per byte
 MEGA = 1 << 20
 
 
@@ -114,6 +115,7 @@ def operators_run() -> Run:
         for what in ("matmul_f32", "matmul_bf16", "attention", "attention_backward"):
             cases.append(measured(what, amount, amount / FLOPS))
     cases += [measured("memory", amount, amount / BANDWIDTH) for amount in (1 << 16, 1 << 20, 1 << 24)]
+    cases.append(measured("new_block", 64 * MEGA, 64 * MEGA * (1 / BANDWIDTH + FAULTS_S)))
     for payload in (4096, MEGA, 4 * MEGA, 32 * MEGA):
         cases.append(measured("collective", payload, gathered_s(payload), op="all_gather", group_size=4))
     return run_of(cases)
@@ -158,7 +160,7 @@ def test_the_machine_that_made_the_runs_is_found(hardware: Hardware) -> None:
     wanted = {
         **{"operator_s": OPERATOR_S, "fsdp_s": FSDP_S, "redistribution_s": REDISTRIBUTION_S},
         **{"listed_s": LISTED_S, "operator_factor": FACTOR, "step_factor": 1.0},
-        "matmul_bf16_factor": BF16_FACTOR,
+        **{"matmul_bf16_factor": BF16_FACTOR, "page_faults_s_per_byte": FAULTS_S},
     }
     assert hardware.host.figures == pytest.approx(wanted, rel=0.01)
     assert hardware["matmul_f32_flops"] == pytest.approx(FLOPS, rel=0.01)
@@ -205,6 +207,15 @@ def test_a_host_runs_one_thing_after_another(hardware: Hardware) -> None:
         1,
         2,
     ]
+
+
+def test_large_blocks_are_mapped_page_by_page(hardware: Hardware) -> None:
+    def step_s(num_bytes: int) -> float:
+        block = Allocated(1, num_bytes, 0, "activations", "")
+        return replay_time(step("", block, operator("memory", MEGA)), hardware).step_s
+
+    assert step_s(40 * MEGA) - step_s(16 * MEGA) == pytest.approx(40 * MEGA * FAULTS_S, rel=0.01)
+    assert step_s(16 * MEGA) == step_s(MEGA)
 
 
 def test_the_one_factor_of_older_files_is_over_all(file: Path, tmp_path: Path) -> None:
