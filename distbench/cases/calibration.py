@@ -43,7 +43,7 @@ STEPS = {
 }
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
-NEW_BLOCK_BYTES = 1 << 26  # above glibc's largest threshold, so each block is mapped anew
+NEW_BLOCK_BYTES = 1 << 26  # above glibc's largest threshold, so each block is mapped again
 HOST_LAYERS = 16  # of a chain of operators that are shorter than the host's work for them
 COMPUTE, COMMUNICATION = "compute", "communication"
 OVERLAP = (COMPUTE, COMMUNICATION, "both")  # parts of a measured overlap
