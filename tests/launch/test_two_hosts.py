@@ -86,9 +86,14 @@ def test_the_logs_of_both_hosts_are_in_one_folder_a_run(launch: Launch) -> None:
 
 @pytest.mark.long
 def test_a_host_lost_in_the_middle_is_named_and_finished_cases_are_kept(launch: Launch) -> None:
-    *kept, broken = launch.cut.cases
-    assert launch.exit_code != 0
-    assert len(kept) >= MIN_ROWS and {record["status"] for record in kept} == {"ok"}
+    assert launch.exit_code != 0 and launch.cut.footer is not None
+    kept = [record for record in launch.cut.cases if record["status"] == "ok"]
+    broken = [record for record in launch.cut.cases if record["status"] != "ok"]
     message = f"host {LOST} is lost: its rank 1 no longer responds"
-    assert (broken["status"], message in broken["error"], message in launch.output) == ("aborted", True, True)
-    assert launch.cut.footer is not None and "1 case broke the launch" in launch.cut.footer["message"]
+    assert len(kept) >= MIN_ROWS and message in launch.output
+    footer = launch.cut.footer["message"]
+    if broken:
+        (record,) = broken
+        assert record["status"] == "aborted" and message in record["error"] and "1 case broke the launch" in footer
+    else:  # The host was lost after the row of a case and before the start of the next case.
+        assert message in footer
