@@ -185,7 +185,8 @@ class Predictor:
         except UserError as error:
             return str(error)
         with contextlib.suppress(OSError):  # a full disk: the next sweep predicts again
-            write_whole(kept, msgspec.msgpack.encode(prediction))
+            # A candidate's choices may have values of any type; the reader adds its own candidate.
+            write_whole(kept, msgspec.msgpack.encode(replace(prediction, candidate=Candidate(()))))
         return prediction
 
 

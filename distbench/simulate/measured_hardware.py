@@ -346,7 +346,8 @@ def hardware_text(hardware: Hardware) -> str:
     notes = [f"all {host.num_ranks} ranks measure at once; times are the slowest rank's"]
     curves = Table(f"{hardware.name}: {hardware.summary}", columns, rows, notes, frozenset([len(CALLED)]))
     costs = [(name, time_text(host[figure]) if host[figure] else NOTHING) for figure, name in HOST.items()]
-    costs.append(("page faults of a new block, per GiB", time_text(host["page_faults_s_per_byte"] * (1 << 30))))
+    faults_s = host["page_faults_s_per_byte"] * (1 << 30)
+    costs.append(("page faults of a new block, per GiB", time_text(faults_s) if faults_s else NOTHING))
     notes = [
         f"operators are {host['operator_factor']:.2f}x slower in whole steps than alone, bf16 matmuls "
         f"{host['matmul_bf16_factor']:.2f}x"

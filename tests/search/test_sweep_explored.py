@@ -104,7 +104,7 @@ def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[Any
         return ["a recording"]
 
     monkeypatch.setattr(prediction_module, "load_recordings", load)
-    monkeypatch.setattr(prediction_module, "predicted", lambda candidate, recordings, *_: len(recordings))
+    monkeypatch.setattr(prediction_module, "predicted", lambda _, recordings, *__: prediction(len(recordings)))
     predictor = Predictor(cast(SweepChild, recorder), {}, space(), load_hardware("h100"), lambda *_: None)
     return list(predictor.outcomes(space().meshes[:2]))
 
@@ -113,7 +113,8 @@ def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[Any
 def test_a_damaged_recording_of_an_earlier_sweep_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder([{"answers": ["damaged"]}, {"left_out": "other"}, {"answers": ["new"]}])
     result = outcomes_of(recorder, monkeypatch)
-    assert sorted(str(outcome) for _, outcome in result) == ["1", "other"] and recorder.forgotten == 1
+    outcomes = [outcome for _, outcome in result]
+    assert outcomes == ["other", prediction(1)] and recorder.forgotten == 1
 
 
 @pytest.mark.usefixtures("kept_in_tmp")
@@ -129,8 +130,11 @@ def test_a_compiled_loss_is_predicted_from_the_recording_of_the_loss_as_written(
     mesh = space().meshes[0]
     recording = Recording(Head("llama", "", mesh.mesh, "2.13.0", 1, 1, None, 1, ("forward",)))
     monkeypatch.setattr(prediction_module, "load_recordings", lambda _: [recording])
+    compiled_loss, other_loss = prediction(1.0), prediction(2.0)
     monkeypatch.setattr(
-        prediction_module, "predicted", lambda candidate, recordings, *_: recordings[0].head.compiled == ("(loss)",)
+        prediction_module,
+        "predicted",
+        lambda _, recordings, *__: compiled_loss if recordings[0].head.compiled == ("(loss)",) else other_loss,
     )
     for written in ("none", "chunked"):
         own_space = replace(space(), facts={**FACTS, "loss": written})
@@ -138,7 +142,7 @@ def test_a_compiled_loss_is_predicted_from_the_recording_of_the_loss_as_written(
         predictor = Predictor(recorder, {}, own_space, load_hardware("h100"), lambda *_: None)
         plain = mesh if written == "none" else mesh.with_choice("plan.loss", "none")
         compiled = mesh.with_choice("plan.loss", "compiled")
-        assert list(predictor.outcomes([plain, compiled])) == [(plain, False), (compiled, True)]
+        assert list(predictor.outcomes([plain, compiled])) == [(plain, other_loss), (compiled, compiled_loss)]
         assert variants == [plain.variant({})]
         variants.clear()
 
@@ -153,7 +157,7 @@ def test_a_kept_prediction_is_used_until_its_recording_or_the_hardware_changes(
     computed: list[Candidate] = []
     monkeypatch.setattr(prediction_module, "load_recordings", lambda _: [])
     monkeypatch.setattr(prediction_module, "predicted", predict)
-    mesh, file = space().meshes[0], tmp_path / "recording.jsonl"
+    mesh, file = space().meshes[0].with_choice("scale", 1j), tmp_path / "recording.jsonl"  # no type of JSON
     file.touch()
 
     def outcomes(hardware: str = "h100") -> list[Any]:
