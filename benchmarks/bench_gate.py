@@ -111,7 +111,7 @@ def recorded_rates() -> list[Row]:
             (f"{name}{WITH_SPOILED}, false verdicts", false.false_verdicts / NUM_COMPARISONS, MAX_FALSE),
         ]
         # At the recorded spread next to nothing is found, with and without such a launch.
-        rows += [(f"{name}, power{WITH_SPOILED}", spoiled.detected / slower.found, -LEAST_POWER)] if spread else []
+        rows += [(f"{name}, power{WITH_SPOILED}", spoiled.detected / slower.detected, -LEAST_POWER)] if spread else []
     return rows
 
 
