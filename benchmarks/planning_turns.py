@@ -69,7 +69,8 @@ def ratios_through_dtensor(mesh_shape: tuple[int, ...], tensor_ndim: int, num_pa
 
         def plan(specs: Any = specs) -> object:
             # Looked up anew: our context puts another in its place.
-            return module._gen_transform_infos_non_cached(*specs, True)
+            source, target = specs
+            return module._gen_transform_infos_non_cached(source, target, True)
 
         sides = {"torch": partial(dtensor_plan, mesh, pair, plan), "ours": partial(our_hook, mesh, model, pair, plan)}
         gc.collect()
