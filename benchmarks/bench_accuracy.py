@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.claims import Claim, Row
-from distbench.search.published_comparison import compared
-from distbench.search.published_comparison_text import blocks_of, median_error, orders_of, residuals_of, worst_of
+from distbench.search.published_comparison import blocks_of, compared, median_error, orders_of, residuals_of, worst_of
 from distbench.show.terminal import shown
 from distbench.simulate.error_bars import bar_rows, coverage, difference_errors
 from distbench.simulate.published import SHIPPED, published_rows

@@ -17,7 +17,7 @@ from benchmarks.bench_simulation import COMPILED, FULL, MACHINE, RecordedSteps, 
 from benchmarks.claims import Claim, Row
 from distbench.simulate.compile_float8 import in_float8
 from distbench.simulate.hardware_file import load_hardware
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 
 # Context parallel ranks to tokens/s a GPU.
 PUBLISHED = {1: 76, 2: 47, 4: 31, 8: 16}

@@ -26,7 +26,7 @@ from distbench.records.run_file import read_run
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.simulate.measured_hardware import write_hardware
 from distbench.simulate.recording import record_steps
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 from distbench.spec import Job
 
 ROOT = Path(__file__).parent.parent

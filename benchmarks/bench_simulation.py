@@ -31,7 +31,7 @@ from distbench.simulate.compile_float8 import in_float8
 from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.operator_costs import is_rotation
 from distbench.simulate.recording import Recording, load_recordings
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 from distbench.spec import parse_mesh
 
 ROOT = Path(__file__).parent.parent

@@ -270,12 +270,12 @@ LIGHT = (
     "distbench.cli",
     "distbench.planning.cost_profile",
     "distbench.cli.list",
-    "distbench.planning.advice",
+    "distbench.planning.recommendation_text",
     "distbench.cli.gate",
     "distbench.launch",
     "distbench.pytest_plugin.fixture",
     "distbench.records.run_file",
-    "distbench.simulate.replay",
+    "distbench.simulate.simulation",
     "distbench.spec",
 )
 # One process for all, which forks for each.

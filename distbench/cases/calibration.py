@@ -21,7 +21,8 @@ from distbench.cases.redistribution import Experiment, FieldsOf, open_pair, open
 from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, PARTITION, ZERO_FILL
 from distbench.planning.direct_exchange import Exchange, plan_exchange
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase
-from distbench.ranks.context import TORCH_DTYPES, RankContext, shape_text
+from distbench.ranks.context import RankContext, shape_text
+from distbench.ranks.dtypes import TORCH_DTYPES
 from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.redistribute.expected_shards import Pair
 from distbench.redistribute.planners import PlannedRedistribution, check_planners, executed_as

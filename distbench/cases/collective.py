@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase, first_difference
-from distbench.ranks.context import TORCH_DTYPES, RankContext
+from distbench.ranks.context import RankContext
+from distbench.ranks.dtypes import TORCH_DTYPES
 from distbench.records.bus_bandwidth import busbw_factor
 from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.redistribute.expected_shards import tagged

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from distbench.observe.module_attribution import Communication, communications_of
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase
-from distbench.ranks.context import RankContext, dtype_name, shape_text
+from distbench.ranks.context import RankContext, shape_text
+from distbench.ranks.dtypes import dtype_name
 from distbench.ranks.failure import blamed, one_line
 from distbench.ranks.measure import Stamp, no_stamp
 from distbench.records.bus_bandwidth import wire_bytes

@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase, first_difference
-from distbench.ranks.context import TORCH_DTYPES, RankContext
+from distbench.ranks.context import RankContext
 from distbench.ranks.device import synchronize
+from distbench.ranks.dtypes import TORCH_DTYPES
 from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.redistribute.expected_shards import tagged
 from distbench.spec import Scenario

@@ -17,7 +17,8 @@ from distbench.planning.cheapest_path import Problem, least_received_bytes
 from distbench.planning.cost_profile import DIRECT, Profile
 from distbench.planning.placement_states import State
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase, first_difference
-from distbench.ranks.context import TORCH_DTYPES, RankContext, shape_text
+from distbench.ranks.context import RankContext, shape_text
+from distbench.ranks.dtypes import TORCH_DTYPES
 from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.redistribute.expected_shards import (
     Layout,

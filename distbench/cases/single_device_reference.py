@@ -29,8 +29,9 @@ from distbench.plans.model import (
 )
 from distbench.plans.training_step import cache_of, forward_alone, output_of
 from distbench.plans.user_step import call_step, kept_gradients, loss_of_step, made_optimizers
-from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
+from distbench.ranks.context import RankContext
 from distbench.ranks.device import random_states
+from distbench.ranks.dtypes import default_dtype_kept, dtype_name
 from distbench.ranks.failure import one_line, place_of
 from distbench.redistribute.expected_shards import chunk_of, own_shard
 from distbench.spec import Scenario

@@ -19,8 +19,9 @@ from distbench.plans.pipeline import idle_counters
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import ForwardStep, round_trip, step_of
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase
-from distbench.ranks.context import RankContext, dtype_name, shape_text
+from distbench.ranks.context import RankContext, shape_text
 from distbench.ranks.device import empty_allocator
+from distbench.ranks.dtypes import dtype_name
 from distbench.ranks.failure import blamed
 from distbench.records.run_file import Case
 from distbench.spec import Scenario, UserError

@@ -36,8 +36,9 @@ from distbench.plans.batch import batch_of
 from distbench.plans.model import Blueprint, as_built, tensors_of
 from distbench.plans.training_step import ForwardStep, TrainingStep, UserStep
 from distbench.plans.user_step import optimizers_of
-from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
+from distbench.ranks.context import RankContext
 from distbench.ranks.device import products_of_f32
+from distbench.ranks.dtypes import default_dtype_kept, dtype_name
 from distbench.ranks.failure import called_at, one_line, one_line_and_place, place_of
 from distbench.spec import Scenario, UserError
 from distbench.spec.devices import is_accelerator

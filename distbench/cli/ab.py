@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from distbench.cli.gate import VerdictOptions
 from distbench.cli.options import (
     MAX_LAUNCHES,
     PATH,
     Duration,
     OutputOptions,
+    VerdictOptions,
     dry_run_option,
     new_folder,
     options_of,

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from distbench.cli.gate import VerdictOptions, sides_of
+from distbench.cli.gate import sides_of
 from distbench.cli.options import (
+    VerdictOptions,
     cases_option,
     format_option,
     options_of,

@@ -2,26 +2,23 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from distbench.cli.main import WholeSentences
 from distbench.cli.options import (
     MAX_LAUNCHES,
-    MONTH_S,
     PATH,
     ColumnOptions,
-    FiniteRange,
     OutputOptions,
+    VerdictOptions,
     cases_option,
     expanded,
     format_option,
     new_folder,
-    option,
     options_of,
     progress_lines,
     quiet_option,
@@ -33,64 +30,6 @@ from distbench.cli.options import (
     width_option,
 )
 from distbench.spec.errors import UserError
-
-if TYPE_CHECKING:
-    from distbench.statistics.verdicts import Options
-
-
-@dataclass(frozen=True)
-class VerdictOptions:
-    """Options of a comparison. `gate` has all options, `ab` and `compare` have a subset."""
-
-    tolerance: tuple[str, ...] = option(
-        "--tolerance",
-        default=(),
-        multiple=True,
-        metavar="[METRIC=]X",
-        help="Largest slowdown that passes: 5%, 0.05, p10=3%. [5%]",
-    )
-    floor_us: float = option(
-        "--floor-us", default=0.0, type=FiniteRange(0, MONTH_S * 1e6), metavar="US", help="Ignore smaller differences."
-    )
-    alpha: float = option(
-        "--alpha",
-        default=0.05,
-        type=FiniteRange(0, 0.5, min_open=True),
-        metavar="P",
-        help="Probability of a false alarm per comparison, over all cases. [0.05]",
-    )
-    min_launches: int = option(
-        "--min-launches",
-        default=5,
-        type=click.IntRange(2, MAX_LAUNCHES),
-        show_default=True,
-        help="Minimum number of launches per side for a verdict.",
-    )
-    dedicated: bool = option(
-        "--dedicated",
-        default=False,
-        is_flag=True,
-        help="Fail even without alternation. Use this on machines that no other program uses.",
-    )
-    allow_different: tuple[str, ...] = option(
-        "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare even if this field differs."
-    )
-    strict: bool = option("--strict", default=False, is_flag=True, help="Exit with 3 if a case is inconclusive.")
-
-    def terms(self) -> "Options":
-        """Return the options of the comparison. Raise UserError if a tolerance or a field is not valid."""
-        from distbench.judge.paired_launches import check_allowed
-        from distbench.statistics.verdicts import Options, tolerances_of
-
-        return Options(
-            tolerances=tolerances_of(self.tolerance),
-            allowed=check_allowed(self.allow_different),
-            floor_s=self.floor_us * 1e-6,
-            alpha=self.alpha,
-            min_launches=self.min_launches,
-            dedicated=self.dedicated,
-        )
-
 
 USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from distbench.cli.options import PluginChoice, option, say
-from distbench.spec.devices import ANY_ACCELERATOR
 from distbench.spec.errors import UserError
 from distbench.spec.plugins import load_plugin
 
@@ -93,7 +92,7 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     device_here, num_devices = accelerator_here()
     device = request.device or device_here
     if launcher == "slurm" and request.device is None and not num_devices and not any(map(REQUESTS_GPUS.match, extra)):
-        device, num_devices = _gpus_by_slurm(extra)
+        device, num_devices = slurm.devices_of_cluster(extra, lambda text: say(text, err=True))
     ranks_per_node = where.ranks_per_node or _ranks_per_node(request, num_nodes, device, num_devices)
     if request.mesh and mesh_size(request.mesh) != num_nodes * ranks_per_node:
         on_nodes = f"but {num_nodes} nodes of {ranks_per_node} ranks have {num_nodes * ranks_per_node}"
@@ -138,25 +137,6 @@ def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
         else:
             kept.append(word)
     return tuple(kept)
-
-
-def _gpus_by_slurm(extra: Sequence[str]) -> tuple[str, int]:
-    """The type and number of devices per node by Slurm, on a host without devices, such as a login node."""
-    from distbench.launch import slurm
-
-    if count := slurm.gpus_of_allocation(os.environ):
-        return "gpu", count
-    counts = slurm.gpus_per_node(extra)
-    if counts is not None and len(counts) == 1 and "SLURM_JOB_ID" not in os.environ:
-        (count,) = counts
-        say(f"distbench: the job requests GPUs, because nodes have {count} GPUs; --device cpu requests none", err=True)
-        return "gpu", count
-    # If Slurm does not respond, nodes may also have GPUs.
-    if counts is None or counts:
-        nodes_have = ", but nodes of this cluster have GPUs" if counts else ""
-        problem = f"the job requests no GPUs, because this machine has no GPUs{nodes_have}"
-        say(f"distbench: warning: {problem}. Give --device ({ANY_ACCELERATOR}), or --device cpu", err=True)
-    return "cpu", 0
 
 
 def on_allocation(where: NodeOptions) -> NodeOptions:

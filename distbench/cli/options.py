@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from distbench.spec.errors import UserError
+from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import write_whole, writing
 from distbench.spec.plugins import plugin_names
 from distbench.spec.printable_text import printable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from distbench.records.foreign_numbers import NumberColumns
+    from distbench.statistics.verdicts import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -529,3 +530,93 @@ class OutputOptions:
             write(path, render(form) + "\n")
         if self.github and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
             write(Path(summary), render("markdown") + "\n", "a")
+
+
+@dataclass(frozen=True)
+class VerdictOptions:
+    """Options of a comparison. `gate` has all options, `ab` and `compare` have a subset."""
+
+    tolerance: tuple[str, ...] = option(
+        "--tolerance",
+        default=(),
+        multiple=True,
+        metavar="[METRIC=]X",
+        help="Largest slowdown that passes: 5%, 0.05, p10=3%. [5%]",
+    )
+    floor_us: float = option(
+        "--floor-us", default=0.0, type=FiniteRange(0, MONTH_S * 1e6), metavar="US", help="Ignore smaller differences."
+    )
+    alpha: float = option(
+        "--alpha",
+        default=0.05,
+        type=FiniteRange(0, 0.5, min_open=True),
+        metavar="P",
+        help="Probability of a false alarm per comparison, over all cases. [0.05]",
+    )
+    min_launches: int = option(
+        "--min-launches",
+        default=5,
+        type=click.IntRange(2, MAX_LAUNCHES),
+        show_default=True,
+        help="Minimum number of launches per side for a verdict.",
+    )
+    dedicated: bool = option(
+        "--dedicated",
+        default=False,
+        is_flag=True,
+        help="Fail even without alternation. Use this on machines that no other program uses.",
+    )
+    allow_different: tuple[str, ...] = option(
+        "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare even if this field differs."
+    )
+    strict: bool = option("--strict", default=False, is_flag=True, help="Exit with 3 if a case is inconclusive.")
+
+    def terms(self) -> "Options":
+        """Return the options of the comparison. Raise UserError if a tolerance or a field is not valid."""
+        from distbench.judge.paired_launches import check_allowed
+        from distbench.statistics.verdicts import Options
+
+        return Options(
+            tolerances=tolerances_of(self.tolerance),
+            allowed=check_allowed(self.allow_different),
+            floor_s=self.floor_us * 1e-6,
+            alpha=self.alpha,
+            min_launches=self.min_launches,
+            dedicated=self.dedicated,
+        )
+
+
+def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
+    """Map each metric to a share, from `["5%", "p10=0.03"]`; a text without a metric applies to all other metrics.
+
+    Raises:
+        UserError: a metric is unknown, or a text is not a share.
+    """
+    from distbench.statistics.verdicts import METRICS, TOLERANCE
+
+    common, by_metric = TOLERANCE, {}
+    for text in texts:
+        metric, equals, value = text.rpartition("=")
+        if not equals:
+            common = share_of(value)
+        elif metric in METRICS:
+            by_metric[metric] = share_of(value)
+        else:
+            raise UserError(f"--tolerance {text!r}: {metric!r} is not a metric ({nearest(metric, METRICS)})")
+    return {metric: by_metric.get(metric, common) for metric in METRICS}
+
+
+def share_of(text: str) -> float:
+    """Convert `5%` and `0.05` to 0.05.
+
+    Raises:
+        UserError: the text is not a number, or is negative, or is a bare number of 1 or more, which is ambiguous.
+    """
+    number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / (100 if is_percent else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < (100 if is_percent else 1):
+        raise UserError(f"--tolerance {text!r} is not a share; write 5% or 0.05 (150% for one and a half)")
+    return value

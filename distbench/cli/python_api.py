@@ -16,8 +16,8 @@ import click
 from distbench.cli import compare as compare_command
 from distbench.cli import report as report_command
 from distbench.cli import run as run_command
-from distbench.cli.gate import VerdictOptions
 from distbench.cli.main import defaults_for, main, new_key
+from distbench.cli.options import VerdictOptions
 from distbench.spec.errors import INTERRUPTED, UserError
 
 if TYPE_CHECKING:

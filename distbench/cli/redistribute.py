@@ -54,7 +54,7 @@ def redistribute(
       distbench redistribute --all-pairs --shape 1024,1024 --mesh 4x4
     """
     from distbench.launch.display import display_for
-    from distbench.planning.advice import plan_all_pairs, plan_pair
+    from distbench.planning.recommendation_text import plan_all_pairs, plan_pair
     from distbench.planning.redistribution_request import setting_of
 
     setting = setting_of(profile_path=profile, **of_setting)

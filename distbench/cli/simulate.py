@@ -114,8 +114,8 @@ def simulate(
     from distbench.simulate.compile_float8 import patterns_of
     from distbench.simulate.hardware_file import load_hardware
     from distbench.simulate.recording import load_recordings, save_recordings
-    from distbench.simulate.replay import Simulation, steps_of
     from distbench.simulate.simulated_run import write_simulated_run
+    from distbench.simulate.simulation import Simulation, steps_of
 
     if against is not None:
         options = (
@@ -182,9 +182,9 @@ def simulate(
 def _against(path: str, out: Path, save: Path | None, picture: Path | None, form: str) -> None:
     """Simulate published steps, and print the comparison."""
     from distbench.records.machine import git_state
-    from distbench.search.published_comparison import compared
-    from distbench.search.published_comparison_text import (
+    from distbench.search.published_comparison import (
         blocks_of,
+        compared,
         record_of,
         residual_figure,
         residuals_of,

@@ -17,7 +17,7 @@ class Display:
     """Display of one scenario's progress. This base class shows nothing."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Show one event of the ranks; records/progress.py lists the events."""
+        """Show one event of the ranks; records/progress_events.py lists the events."""
 
 
 class Plain(Display):

@@ -16,7 +16,7 @@ from distbench.launch.rendezvous import Joined
 from distbench.launch.watch_ranks import Attempt, Cause, attempt, cannot_be_written, make_folders, moved_logs, too_long
 from distbench.processes.signals import noted_stop
 from distbench.records.machine import CpuUse, devices_here, host_facts, load_average
-from distbench.records.progress import FILE_NAME
+from distbench.records.progress_events import FILE_NAME
 from distbench.records.run_file import Case, CaseResult, append, read_run
 from distbench.spec import Job, UserError
 from distbench.spec.file_io import write_whole

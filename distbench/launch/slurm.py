@@ -11,6 +11,7 @@ from pathlib import Path
 from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words, require_program, run_here
 from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, slurm_command, slurm_port
 from distbench.spec import UserError
+from distbench.spec.devices import ANY_ACCELERATOR
 from distbench.spec.errors import INTERRUPTED
 from distbench.spec.file_io import unique_stem, writing
 from distbench.spec.printable_text import count_text
@@ -145,6 +146,23 @@ def slurm_text(launch: NodeLaunch) -> str:
         return slurm_script(launch)
     variables = [f"{name}={value}" for name, value in _meeting_of(os.environ).items()]
     return " ".join([*variables, shlex.join(srun_words(launch))])
+
+
+def devices_of_cluster(extra: Sequence[str], say: Callable[[str], None]) -> tuple[str, int]:
+    """Return the type and number of devices per node, on a host without devices, such as a login node."""
+    if count := gpus_of_allocation(os.environ):
+        return "gpu", count
+    counts = gpus_per_node(extra)
+    if counts is not None and len(counts) == 1 and "SLURM_JOB_ID" not in os.environ:
+        (count,) = counts
+        say(f"distbench: the job requests GPUs, because nodes have {count} GPUs; --device cpu requests none")
+        return "gpu", count
+    # If Slurm does not respond, nodes may also have GPUs.
+    if counts is None or counts:
+        nodes_have = ", but nodes of this cluster have GPUs" if counts else ""
+        problem = f"the job requests no GPUs, because this machine has no GPUs{nodes_have}"
+        say(f"distbench: warning: {problem}. Give --device ({ANY_ACCELERATOR}), or --device cpu")
+    return "cpu", 0
 
 
 def gpus_per_node(extra: Sequence[str]) -> set[int] | None:

@@ -17,7 +17,7 @@ from distbench.launch.display import Display
 from distbench.launch.rank_processes import RankProcesses
 from distbench.launch.rendezvous import Joined, Meeting
 from distbench.processes.signals import Stop
-from distbench.records.progress import FILE_NAME, ProgressReader
+from distbench.records.progress_events import FILE_NAME, ProgressReader
 from distbench.records.run_file import Case
 from distbench.spec import Job, UserError
 from distbench.spec.errors import FAILURES, place_in_user_code

@@ -22,7 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.plans.training_step import SCHEDULE
 from distbench.plans.user_step import OTHER
-from distbench.ranks.context import RankContext, dtype_name
+from distbench.ranks.context import RankContext
+from distbench.ranks.dtypes import dtype_name
 from distbench.ranks.measure import Call
 from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.run_file import COMPUTING_COLUMNS, PHASE_COLUMNS, TRACE_COLUMNS

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distbench.ranks.context import RankContext, dtype_name
+from distbench.ranks.context import RankContext
+from distbench.ranks.dtypes import dtype_name
 from distbench.ranks.failure import blamed, one_line, place_of
 from distbench.redistribute.expected_shards import own_shard
 from distbench.spec import UserError

@@ -14,7 +14,8 @@ from distbench.planning.cheapest_path import forget_prices
 from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, ZERO_FILL, Profile, measured_cost
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.placement_states import State
-from distbench.ranks.context import TORCH_DTYPES, RankContext
+from distbench.ranks.context import RankContext
+from distbench.ranks.dtypes import TORCH_DTYPES
 from distbench.records.bus_bandwidth import busbw_factor
 from distbench.redistribute import Plan, execute
 from distbench.redistribute import plan as plan_by_library

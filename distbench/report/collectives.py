@@ -14,8 +14,8 @@ from distbench.show import units
 from distbench.show.blocks import Block, Code, Lines, Table, TableColumns, capped, changes_in, table_of
 from distbench.show.plots import Spot, hover
 from distbench.spec.printable_text import count_text
-from distbench.statistics.crossings import Crossing, crossings_of, fastest_by_size
 from distbench.statistics.pass_comparison import BASELINE, TOO_FEW, PassComparison, as_table, compare_passes
+from distbench.statistics.size_crossings import Crossing, crossings_of, fastest_by_size
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 if TYPE_CHECKING:

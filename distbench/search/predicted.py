@@ -31,7 +31,7 @@ from distbench.show.units import brief_time_text, disk_text
 from distbench.simulate.compile_float8 import FLOAT8_RATES
 from distbench.simulate.hardware_file import Figure, Hardware
 from distbench.simulate.recording import Collective, Recording, load_recordings
-from distbench.simulate.replay import Simulation, fullest, slowest
+from distbench.simulate.simulation import Simulation, fullest, slowest
 from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole

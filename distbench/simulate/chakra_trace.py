@@ -30,7 +30,7 @@ from distbench.simulate.recording import (
     ranks_of,
     ranks_of_pipeline,
 )
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 from distbench.spec.errors import UserError
 
 SCHEMA = "0.0.4"

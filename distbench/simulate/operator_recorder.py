@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from distbench.observe.module_attribution import CollectiveTracker, Communication, IssueContext
-from distbench.ranks.context import dtype_name
+from distbench.ranks.dtypes import dtype_name
 from distbench.simulate.recording import (
     ATTENTION,
     ATTENTION_BACKWARD,

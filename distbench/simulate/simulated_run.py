@@ -20,7 +20,7 @@ from distbench.records.run_file import (
 )
 from distbench.simulate.clock import computing_of, exposed_spans
 from distbench.simulate.recording import SCHEDULE, Collective, Head, Operator
-from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest, steps_of
+from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import DAY_S, unique_stem
 

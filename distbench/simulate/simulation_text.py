@@ -7,7 +7,7 @@ from distbench.show.blocks import Block, Heading, Lines, Notes, Table, TableColu
 from distbench.show.units import brief_time_text, rate_text, size_text, source_text, time_text
 from distbench.simulate.clock import HOST_LINK
 from distbench.simulate.error_bars import Bar, has_class, no_class_text
-from distbench.simulate.replay import BUFFERED_SENDS, Simulation, by_mesh_dim, fullest, slowest
+from distbench.simulate.simulation import BUFFERED_SENDS, Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import count_text
 

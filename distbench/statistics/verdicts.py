@@ -1,10 +1,8 @@
 """The verdicts of a comparison, and its options: tolerance, error rate, power."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from distbench.spec.errors import UserError, nearest
 
 # Verdicts of a case with a tolerance (`significance.tolerance_words`), the worst first, as in reports.
 REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing", "incomparable"
@@ -52,37 +50,3 @@ class Options:
         """
         fewest = math.ceil(-math.log2(SLOWER_SHARE * self.alpha) - 1e-9)
         return max(self.min_launches, fewest) if paired else self.min_launches
-
-
-def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
-    """Map each metric to a share, from `["5%", "p10=0.03"]`; a text without a metric applies to all other metrics.
-
-    Raises:
-        UserError: a metric is unknown, or a text is not a share.
-    """
-    common, by_metric = TOLERANCE, {}
-    for text in texts:
-        metric, equals, value = text.rpartition("=")
-        if not equals:
-            common = share_of(value)
-        elif metric in METRICS:
-            by_metric[metric] = share_of(value)
-        else:
-            raise UserError(f"--tolerance {text!r}: {metric!r} is not a metric ({nearest(metric, METRICS)})")
-    return {metric: by_metric.get(metric, common) for metric in METRICS}
-
-
-def share_of(text: str) -> float:
-    """Convert `5%` and `0.05` to 0.05.
-
-    Raises:
-        UserError: the text is not a number, or is negative, or is a bare number of 1 or more, which is ambiguous.
-    """
-    number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
-    try:
-        value = float(number) / (100 if is_percent else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < (100 if is_percent else 1):
-        raise UserError(f"--tolerance {text!r} is not a share; write 5% or 0.05 (150% for one and a half)")
-    return value

@@ -77,7 +77,6 @@ from distbench.torch_private.fsdp import (
     unit_policies,
     vote_on_fake_group,
 )
-from distbench.torch_private.known_values import KnownValues
 from distbench.torch_private.memory import (
     Allocation,
     Block,
@@ -139,3 +138,4 @@ from distbench.torch_private.probe import (
     replaced,
     require,
 )
+from distbench.torch_private.simulated_values import KnownValues

@@ -1,15 +1,13 @@
 """`python -m distbench.worker JOB.json`: one rank; `rank_launcher.py` or another launcher sets the rank's variables."""
 
 import contextlib
-import faulthandler
-import io
 import os
 import signal
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from distbench.processes.supervisor import die_with_parent
 from distbench.ranks.device import calm_scheduler
@@ -17,6 +15,7 @@ from distbench.ranks.measure import SPENT_BEFORE, Stopwatch
 from distbench.spec import Job
 from distbench.spec.job import pid_file
 from distbench.worker import leave
+from distbench.worker.rank_log import log_to
 
 STARTED_S = time.monotonic()
 
@@ -33,7 +32,7 @@ def main(job_path: str) -> NoReturn:
     rank = int(os.environ.get("RANK", "0"))
     log_dir = Path(job_path).parent
     try:
-        _log_to(log_dir, rank)
+        log_to(log_dir, rank)
         job = Job.load(Path(job_path))
         calm_scheduler(job.device)
         _run(job)
@@ -58,43 +57,6 @@ def _run(job: Job) -> None:
     with stopwatch.on("imports"):
         from distbench.worker.rank_session import run_session
     run_session(job, stopwatch)
-
-
-class RankLog(io.FileIO):
-    """An output stream of a rank that drops output without an error if the disk is full."""
-
-    def write(self, data: Any) -> int:
-        """Write as much as possible, and return the size of all data as written."""
-        try:
-            return super().write(data)
-        except OSError:
-            return memoryview(data).nbytes
-
-
-def _log_to(log_dir: Path, rank: int) -> None:
-    """Redirect all output of this rank to the rank's log; SIGUSR1 adds the stacks of all threads to the log.
-
-    Raises:
-        StorageFailed: the folder cannot be written.
-    """
-    from distbench.spec.errors import StorageFailed
-
-    try:
-        descriptor = os.open(log_dir / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        pid_file(log_dir, rank).write_text(str(os.getpid()))
-    except OSError as error:
-        raise StorageFailed(f"{log_dir} cannot be written: {error.strerror}") from error
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    os.close(descriptor)
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(
-            io.BufferedWriter(RankLog(number, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
-        )
-        for number in (1, 2)
-    )
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from distbench.ranks.context import RankContext
 from distbench.ranks.device import clock_of, free_bytes
 from distbench.ranks.failure import RankFailed, one_line, one_line_and_place
 from distbench.ranks.measure import Meter, RankGroup, Samples, StampSeries, Stopwatch
-from distbench.records.progress import ProgressWriter
+from distbench.records.progress_events import ProgressWriter
 from distbench.records.run_file import AGAIN, CaseResult, append
 from distbench.spec import Settings, UserError
 from distbench.spec.devices import known_device

@@ -41,8 +41,9 @@ from distbench.plans.training_step import TrainingStep, state_of
 from distbench.plans.user_step import made_optimizers, steppable, torch_optimizers
 from distbench.processes import ended_text, last_words
 from distbench.ranks.case_protocol import OpenedCase
-from distbench.ranks.context import TORCH_DTYPES, RankContext, profile_of
+from distbench.ranks.context import RankContext, profile_of
 from distbench.ranks.device import Accelerator
+from distbench.ranks.dtypes import TORCH_DTYPES
 from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
 from distbench.simulate.recorded_step import SEED, recorded, recorded_ranks

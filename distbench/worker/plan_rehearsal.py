@@ -26,7 +26,8 @@ from distbench.plans.model import blueprint, place_attributes, tensors_of, unreg
 from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep, UserStep, of_other_phases, step_of
-from distbench.ranks.context import RankContext, dtype_name, shape_text
+from distbench.ranks.context import RankContext, shape_text
+from distbench.ranks.dtypes import dtype_name
 from distbench.ranks.failure import one_line_and_place
 from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError
 from distbench.spec.job import Variant, mesh_of

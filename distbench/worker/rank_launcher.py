@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from distbench.processes.supervisor import adopt_orphans, die_with_parent, end_descendants
 from distbench.ranks.failure import one_line, report_failure
 from distbench.ranks.measure import SPENT_BEFORE
-from distbench.records.progress import FILE_NAME, ProgressWriter
+from distbench.records.progress_events import FILE_NAME, ProgressWriter
 from distbench.spec import Job, UserError
 from distbench.spec.devices import NUMA_BINDING
 from distbench.spec.errors import StorageFailed

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from distbench.cases import cases_of
 from distbench.cases.user_call import scenario_of_call
 from distbench.plans.plan_changes import scenario_of
-from distbench.ranks.agreement import Agreement, Store, presence_of
+from distbench.ranks.agreement import Agreement, Store
 from distbench.ranks.case_protocol import CaseSpec
 from distbench.ranks.context import RankContext, gather_objects, profile_here, profile_of
 from distbench.ranks.device import backend_of, device_facts, identity, policy_name, select_device
@@ -35,8 +35,9 @@ from distbench.ranks.hosts import (
     require_same_device,
     require_same_job,
 )
+from distbench.ranks.lost_ranks import presence_of
 from distbench.ranks.measure import Stopwatch
-from distbench.records.progress import FILE_NAME, ProgressWriter
+from distbench.records.progress_events import FILE_NAME, ProgressWriter
 from distbench.records.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.devices import backend_for, is_accelerator

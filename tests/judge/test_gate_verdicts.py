@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
+from distbench.cli.options import share_of, tolerances_of
 from distbench.judge.gate import CaseVerdict, Gated, gate
 from distbench.judge.paired_launches import Pairing, difference_between
 from distbench.records.baselines import read_side
 from distbench.records.launches import tenth_percentile
 from distbench.spec.errors import UserError
 from distbench.statistics.significance import Flipped, LogDifference, flip_tests, outlying_pairs
-from distbench.statistics.verdicts import METRICS, Options, share_of, tolerances_of
+from distbench.statistics.verdicts import METRICS, Options
 
 FAMILY = "statistics.significance"
 

@@ -22,12 +22,12 @@ from distbench.launch.run_job import JobRecord
 from distbench.launch.watch_ranks import Attempt, Cause, ask_for_stacks, cause_of, why_unwritable
 from distbench.processes.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
 from distbench.ranks.failure import report_failure
-from distbench.records.progress import FILE_NAME, ProgressReader, ProgressWriter
+from distbench.records.progress_events import FILE_NAME, ProgressReader, ProgressWriter
 from distbench.records.run_file import SCHEMA_VERSION, append
 from distbench.spec import UserError, find
 from distbench.spec.errors import StorageFailed
 from distbench.spec.file_io import write_whole
-from distbench.worker.__main__ import RankLog
+from distbench.worker.rank_log import RankLog
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 HEADER = {"type": "run", "schema_version": SCHEMA_VERSION}

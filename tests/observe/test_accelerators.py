@@ -14,8 +14,8 @@ from processes import PATIENCE_S
 from distbench.cases import step_correctness
 from distbench.cases.step_correctness import StepCheck, full_precision
 from distbench.observe.module_attribution import RunningModules
-from distbench.ranks import agreement
-from distbench.ranks.agreement import Presence
+from distbench.ranks import lost_ranks
+from distbench.ranks.lost_ranks import Presence
 
 
 def test_what_is_computed_again_on_autograds_thread_owns_no_node_of_the_first_forward() -> None:
@@ -113,7 +113,7 @@ class Keys(dict[str, str]):
 @pytest.fixture
 def present(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Presence], list[tuple[int, str]]]]:
     """Three ranks, as threads of this process, and (rank, what it was told) of those who heard of an end."""
-    monkeypatch.setattr(agreement, "GONE_AFTER_S", 0.0)
+    monkeypatch.setattr(lost_ranks, "GONE_AFTER_S", 0.0)
     store, output = Keys(), []
 
     def teller(rank: int) -> Callable[[str], None]:

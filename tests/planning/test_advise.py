@@ -17,14 +17,14 @@ from conftest import ROOT
 from torch.distributed.tensor import DTensor, Shard
 
 import distbench
-from distbench.planning import advice as advice_module
 from distbench.planning import recommendation, redistribution_plans
-from distbench.planning.advice import pair_text, ranking_text
+from distbench.planning import recommendation_text as advice_module
 from distbench.planning.cost_profile import Line, load_profile
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.layout_drawing import check_picture, diagram_of, drawing_of
 from distbench.planning.placement_states import NotHandled
 from distbench.planning.recommendation import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
+from distbench.planning.recommendation_text import pair_text, ranking_text
 from distbench.planning.redistribution_plans import Setting, plan_redistribution
 from distbench.planning.redistribution_request import TorchAnswers, TorchPath, every_pair, pair_of, setting_of
 from distbench.spec.errors import UserError

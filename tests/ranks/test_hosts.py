@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from distbench.launch.display import Plain
-from distbench.ranks import agreement
 from distbench.ranks import hosts as alike
-from distbench.ranks.agreement import Agreement, Presence
+from distbench.ranks import lost_ranks
+from distbench.ranks.agreement import Agreement
 from distbench.ranks.hosts import (
     GivenToRank,
     HostFacts,
@@ -26,6 +26,7 @@ from distbench.ranks.hosts import (
     require_same_device,
     require_same_job,
 )
+from distbench.ranks.lost_ranks import Presence
 from distbench.records.run_file import Run
 from distbench.report.sections import warnings_of
 from distbench.spec import Job, Settings, UserError
@@ -174,7 +175,7 @@ class Silent(socket.socket):
 
 def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives up a silent connection after 25 s; nobody waits any longer then."""
-    monkeypatch.setattr(agreement, "GONE_AFTER_S", 1000.0)
+    monkeypatch.setattr(lost_ranks, "GONE_AFTER_S", 1000.0)
     message: list[str] = []
     alone = Presence({}, 0, ("a",), "", message.append)  # type: ignore[arg-type]
     alone._hosts = ("a", "a", "b", "b")
@@ -189,7 +190,7 @@ def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: p
         "host b (ranks 2, 3) no longer responds to host a: b or the network is down",
         "host a (ranks 0, 1) no longer responds to host b: a or the network is down",
     ]
-    seconds = agreement.KEEP_ALIVE
+    seconds = lost_ranks.KEEP_ALIVE
     assert seconds["TCP_KEEPIDLE"] + seconds["TCP_KEEPINTVL"] * seconds["TCP_KEEPCNT"] <= 28
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.bench_mutated_files import commands_for, faults_of, invoke
 from benchmarks.mutations import KINDS, SUFFIXES, mutated
 from distbench.launch.watch_ranks import cause_of
-from distbench.records.progress import ProgressReader
+from distbench.records.progress_events import ProgressReader
 from distbench.spec.errors import FAILURES, UserError
 from distbench.spec.job import Job
 

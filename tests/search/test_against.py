@@ -7,8 +7,7 @@ import pytest
 from processes import Children
 
 from distbench.search import published_comparison
-from distbench.search.published_comparison import compared
-from distbench.search.published_comparison_text import blocks_of, record_of, residuals_of
+from distbench.search.published_comparison import blocks_of, compared, record_of, residuals_of
 from distbench.show.terminal import shown
 from distbench.simulate.published import published_rows
 from distbench.spec import find

@@ -6,7 +6,7 @@ import pytest
 from test_simulate_clock import HEAD, elementwise, gather, machine, matmul, run
 
 from distbench.simulate.recording import Collective, Event, EventRecorded, EventWaited
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 
 
 def exchange(kind: str, seconds: float) -> Collective:

@@ -38,7 +38,7 @@ from distbench.simulate.recording import (
     Recording,
     save_recordings,
 )
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 
 
 def traces_of(*recordings: Recording, hardware: Hardware | None = None) -> tuple[list[list[Node]], dict[str, Any]]:

@@ -22,7 +22,7 @@ from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
 from distbench.simulate.measured_hardware import hardware_text, write_hardware
 from distbench.simulate.measured_links import base_hardware, write_links
 from distbench.simulate.recording import Allocated, Collective, Event, Head, Operator, Recording, StepBegun
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 from distbench.spec import Scenario
 from distbench.spec.errors import UserError
 

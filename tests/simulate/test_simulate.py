@@ -41,7 +41,7 @@ from distbench.simulate.recording import (
     ranks_of,
     record_steps,
 )
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 from distbench.spec import CpPlan, Job, ParallelPlan, UserError
 
 # The others are compared by benchmarks/bench_simulation.py.

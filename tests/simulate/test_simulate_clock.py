@@ -32,7 +32,7 @@ from distbench.simulate.recording import (
     ranks_of,
     save_recordings,
 )
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import assumptions, blocks_of
 from distbench.spec import UserError
 

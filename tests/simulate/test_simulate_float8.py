@@ -11,7 +11,7 @@ from distbench.simulate.compile_float8 import in_float8, in_float8_by, patterns_
 from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.operator_costs import operator_s
 from distbench.simulate.recording import Allocated, Freed, Operator
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 from distbench.spec import UserError
 
 

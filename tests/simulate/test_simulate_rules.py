@@ -17,7 +17,7 @@ from distbench.simulate.compile_float8 import compiled_memory
 from distbench.simulate.hardware_file import FOLDER, Figure, Hardware, HostFigures, load_hardware
 from distbench.simulate.operator_costs import collective_s, operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
-from distbench.simulate.replay import Simulation
+from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import assumptions, blocks_of
 from distbench.spec import UserError
 from distbench.spec.plan import LOSS

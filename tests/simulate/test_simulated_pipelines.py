@@ -36,8 +36,8 @@ from distbench.simulate.recording import (
     record_steps,
     save_recordings,
 )
-from distbench.simulate.replay import Simulation
 from distbench.simulate.simulated_run import write_simulated_run
+from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
 from distbench.spec import UserError
 from distbench.spec.plan import SCHEDULES

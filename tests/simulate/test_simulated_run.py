@@ -18,8 +18,8 @@ from distbench.records.run_file import Run, read_run
 from distbench.report.trace_rows import Trace, traces_of
 from distbench.report.trace_timeline import chrome_events
 from distbench.simulate.recording import Allocated, EventRecorded, EventWaited, Recording, StepBegun
-from distbench.simulate.replay import NOT_SIMULATED, Simulation
 from distbench.simulate.simulated_run import write_simulated_run
+from distbench.simulate.simulation import NOT_SIMULATED, Simulation
 from distbench.spec import UserError
 
 CASE = "step/f32[16,256]/mine"

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from distbench.statistics.crossings import Crossing, crossings_of, fastest_by_size
 from distbench.statistics.pass_comparison import compare_passes
+from distbench.statistics.size_crossings import Crossing, crossings_of, fastest_by_size
 
 SIZES = [1024.0, 4096.0, 16384.0, 65536.0]
 F, S, N = "faster", "slower", "within noise"

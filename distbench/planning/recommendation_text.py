@@ -68,7 +68,10 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
 
 
 def plan_all_pairs(setting: Setting, form: str, on_event: Callable[[dict[str, Any]], None] = lambda event: None) -> str:
-    """Format all ordered layout pairs as `form` "table" or "json"; `on_event` gets events of `records/progress.py`."""
+    """Format all ordered layout pairs as `form` "table" or "json".
+
+    `on_event` gets events of `records/progress_events.py`.
+    """
     all_pairs = list(every_pair(setting))
     pairs = chosen_pairs(setting, all_pairs)
     on_event({"event": "case", "id": "plan/paths of torch's planners"})
