@@ -40,6 +40,17 @@ def test_a_damaged_file_is_a_sentence_or_a_warning(tmp_path: Path, kind: str, dr
     assert list(faults_of(kind, change, tmp_path, draw.random(), False)) == []  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("value", ["9" * 400, '{"a":' * 200 + "1" + "}" * 200])
+def test_a_recording_with_an_impossible_parameter_is_rejected(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "recording.jsonl"
+    head, *events = KINDS["recording"]()[1].splitlines()
+    params = json.dumps({**json.loads(head)["params"], "size": "VALUE"}).replace('"VALUE"', value)
+    head = json.dumps({**json.loads(head), "params": "PARAMS"}).replace('"PARAMS"', params)
+    path.write_text("\n".join([head, *events, ""]))
+    done = invoke(["simulate", "--recording", str(path), "--results", str(tmp_path)])
+    assert done.exit_code == 2 and "line 1" in done.output, done.output
+
+
 def test_nonsense_is_told_from_what_may_be_measured() -> None:
     """The oracle itself: what it calls nonsense, and what it does not."""
     import random
