@@ -23,7 +23,7 @@ from distbench.observe.module_attribution import Communication, Traced, TracedRo
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import profiler_activities, synchronize
-from distbench.spec.time_spans import Cover, Span, union
+from distbench.spec.covered_time import Cover, Span, union
 from distbench.torch_private import FAMILIES, OTHERS, PEERS, kind_of, ranks_by_group_name
 
 # Host calls and phases of a step, from a profiler's events.

@@ -15,8 +15,8 @@ import numpy as np
 from distbench.records.dataframe import PASSES, records_of
 from distbench.records.run_file import Run
 from distbench.report.headline import NOT_OK, UNDECIDED, forest_figures
-from distbench.report.planner_report import code_blocks, laboratory_figures, planner_tables, verdict_lines
 from distbench.report.planner_study import Study
+from distbench.report.planner_study_text import code_blocks, laboratory_figures, planner_tables, verdict_lines
 from distbench.report.section_protocol import ReportedRun
 from distbench.report.sections import NOT_OK_TITLE, SECTIONS, Contents, overview, spent_line, summary, warnings_of
 from distbench.report.steps import steps_of

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distbench.report.planner_report import verdict_lines
 from distbench.report.planner_study import (
     Bools,
     PlannerTable,
@@ -18,6 +17,7 @@ from distbench.report.planner_study import (
     ratios,
     tally,
 )
+from distbench.report.planner_study_text import verdict_lines
 from distbench.report.section_protocol import MAX_PANELS, NO_VERDICT, PER_ROW, Compared, Figures, ReportedRun, Section
 from distbench.show import plots as style
 from distbench.show.blocks import Rows, Table

@@ -12,8 +12,8 @@ from distbench.judge.links_text import link_figures, link_lines, link_tables
 from distbench.records.run_file import STATUSES, Run
 from distbench.report import calibrations, checkpoints, collectives, operators, redistributions, steps, trace_tables
 from distbench.report.headline import NOT_OK, SKIPPED, UNDECIDED, Outcome, outcome_of, side_of, status_of
-from distbench.report.planner_report import code_blocks, laboratory_figures, planner_tables, verdict_lines
 from distbench.report.planner_study import Study, studies_of
+from distbench.report.planner_study_text import code_blocks, laboratory_figures, planner_tables, verdict_lines
 from distbench.report.section_protocol import NO_VERDICT, Figures, ReportedRun, Section
 from distbench.report.trace_rows import traces_of
 from distbench.report.trace_timeline import timeline_figures

@@ -35,8 +35,8 @@ from distbench.simulate.recording import (
     Recording,
     Touched,
 )
+from distbench.spec.covered_time import Cover, union
 from distbench.spec.errors import UserError
-from distbench.spec.time_spans import Cover, union
 
 
 @dataclass

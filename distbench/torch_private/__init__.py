@@ -42,6 +42,7 @@ from distbench.torch_private.context_parallel import (
     require_kernel,
     whole_sequence,
 )
+from distbench.torch_private.data_dependent_values import KnownValues
 from distbench.torch_private.fake_tensors import (
     GROUPED_MM,
     NeedsValues,
@@ -138,4 +139,3 @@ from distbench.torch_private.probe import (
     replaced,
     require,
 )
-from distbench.torch_private.simulated_values import KnownValues

@@ -27,7 +27,7 @@ from distbench.observe.profiler_kernels import (
     phases_among,
     step_of_events,
 )
-from distbench.spec.time_spans import Cover
+from distbench.spec.covered_time import Cover
 
 Event = dict[str, Any]
 MAIN, AUTOGRAD, COMPUTE, NCCL = 100, 200, 7, 20

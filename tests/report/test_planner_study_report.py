@@ -15,7 +15,7 @@ from test_lab_report import failing, four_pairs
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from distbench.report import render
-from distbench.report.planner_report import code_for
+from distbench.report.planner_study_text import code_for
 from distbench.spec.errors import UserError
 from distbench.torch_private import fake_ranks
 
