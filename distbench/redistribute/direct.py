@@ -4,7 +4,6 @@ which each rank receives only the elements that it lacks.
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,25 +31,14 @@ def finished(transit: Transit) -> torch.Tensor:
             return end.value  # type: ignore[no-any-return]
 
 
-@dataclass
-class Piece:
-    """A box of one part of a reduction, on this rank or in transfer to it."""
-
-    part: int
-    box: Box
-    tensor: torch.Tensor
-    work: Any = None
-
-    def arrived(self) -> torch.Tensor:
-        """Return the tensor after its transfer has ended."""
-        if self.work is not None:
-            self.work.wait()
-        return self.tensor
+# A tensor in transfer to this rank, None if it arrives in its place in the result; the transfer, None if it is here.
+Piece = tuple[torch.Tensor | None, Any]
+Place = tuple[slice, ...]
 
 
-def part_of_box(local: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
-    """Return the view of `part` in a local tensor that holds `box`."""
-    return local[tuple(slice(p[0] - b[0], p[1] - b[0]) for p, b in zip(part, box, strict=True))]
+def place_in(box: Box, part: Box) -> Place:
+    """Return the index of `part` in a local tensor that holds `box`."""
+    return tuple(slice(p[0] - b[0], p[1] - b[0]) for p, b in zip(part, box, strict=True))
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
@@ -128,47 +116,72 @@ class ExchangeOnRank:
     On CPU its pieces are separate messages, elsewhere one all-to-all, a single kernel of NCCL. gloo's all-to-all copies
     through two buffers, and sends to every rank, even if there is nothing to send. Messages leave from the local tensor
     and arrive in the result, wherever the piece is contiguous there.
+
+    All that depends on the exchange alone is computed once, because a message takes about as long as its Python code.
     """
 
     def __init__(
         self, exchange: Exchange, position: int, peers: Sequence[int], group: dist.ProcessGroup | None
     ) -> None:
-        self._exchange, self._group, self._part = exchange, group, exchange.parts[position]
-        self._before, self._after = as_boxes(np.stack([exchange.before[position], exchange.after[position]]))
-        self._kept = overlap(self._before, self._after)
+        self._exchange, self._group = exchange, group
+        self._changes_nothing = exchange.changes_nothing
+        before, after = as_boxes(np.stack([exchange.before[position], exchange.after[position]]))
+        self._source_shape, self._target_shape = shape_of(before), shape_of(after)
         to_others = [transfer for transfer in exchange.transfers if transfer.sender == position]
         from_others = [transfer for transfer in exchange.transfers if transfer.receiver == position]
         # The pieces are ordered by rank in the group. Both ranks of a transfer compute the same order of its pieces.
-        self._sends = [
+        sends = [
             (rank, transfer.box)
             for rank, peer in enumerate(peers)
             for transfer in to_others
             if transfer.receiver == peer
         ]
-        self._receives = [
+        receives = [
             (rank, exchange.parts[peer], transfer.box)
             for rank, peer in enumerate(peers)
             for transfer in from_others
             if transfer.sender == peer
         ]
-        self._rank, self._size = list(peers).index(position), len(peers)
+        own_rank, self._size = list(peers).index(position), len(peers)
+        self._sends = [(rank, place_in(before, box)) for rank, box in sends]
+        # Each rank begins with the rank after it, so that all begin with different ranks.
+        by_distance = sorted(sends, key=lambda send: (send[0] - own_rank) % self._size)
+        self._messages_out = [(rank, box, place_in(before, box)) for rank, box in by_distance]
         # The first part of a box may arrive in the place of the sum of the parts.
-        first = {box: part for _, part, box in sorted(self._receives, key=lambda transfer: transfer[1], reverse=True)}
-        self._in_place = [first[box] == part and is_contiguous(box, self._after) for _, part, box in self._receives]
+        first = {box: part for _, part, box in sorted(receives, key=lambda transfer: transfer[1], reverse=True)}
+        self._receives = [(rank, shape_of(box), volume(box)) for rank, _, box in receives]
+        self._in_place = [
+            place_in(after, box) if first[box] == part and is_contiguous(box, after) else None
+            for _, part, box in receives
+        ]
+        self._aside = [
+            volume(box) for (_, _, box), place in zip(receives, self._in_place, strict=True) if place is None
+        ]
+        kept = overlap(before, after)
+        pieces = [(part, box) for _, part, box in receives]
+        self._kept: Place | None = None
+        if volume(kept):
+            # This is the first piece of its part. It is local, and is copied while the other pieces are in transfer.
+            self._kept = place_in(before, kept)
+            pieces.insert(0, (exchange.parts[position], kept))
+        # The parts of a box are added in order, so that replicas of a sum are bitwise equal.
+        pieces_of: dict[Box, list[int]] = defaultdict(list)
+        for number in sorted(range(len(pieces)), key=lambda number: pieces[number][0]):
+            pieces_of[pieces[number][1]].append(number)
+        self._results = [(place_in(after, box), numbers) for box, numbers in pieces_of.items()]
 
     def __call__(self, local: torch.Tensor) -> Transit:
         """Return this rank's part of the exchange."""
-        if tuple(local.shape) != shape_of(self._before):
+        if local.shape != self._source_shape:
             raise ValueError(
-                f"the local tensor has shape {tuple(local.shape)}, but the source layout requires "
-                f"{shape_of(self._before)}"
+                f"the local tensor has shape {tuple(local.shape)}, but the source layout requires {self._source_shape}"
             )
-        exchange = self._exchange
-        if exchange.changes_nothing:
+        if self._changes_nothing:
             return local
+        exchange = self._exchange
         if exchange.num_averaged > 1 and not (local.is_floating_point() or local.is_complex()):
             raise UserError(f"parts of an average of {local.dtype} cannot be combined; use a floating-point dtype")
-        output = local.new_empty(shape_of(self._after))
+        output = local.new_empty(self._target_shape)
         pieces: list[Piece] = []
         leaving: list[Any] = []
         if exchange.transfers and is_accelerator(local.device.type):
@@ -176,61 +189,65 @@ class ExchangeOnRank:
         elif exchange.transfers:
             pieces, leaving = self._messages(local, output)
         yield
-        if volume(self._kept):
-            # This is the first piece of its part. It is local, and is copied while the other pieces are in transfer.
-            pieces.insert(0, Piece(self._part, self._kept, part_of_box(local, self._before, self._kept)))
-        parts_of: dict[Box, list[Piece]] = defaultdict(list)
-        # The parts are added in order, so that replicas of a sum are bitwise equal.
-        for piece in sorted(pieces, key=lambda piece: piece.part):
-            parts_of[piece.box].append(piece)
-        for box, parts in parts_of.items():
-            self._put_together(parts, part_of_box(output, self._after, box))
+        if self._kept is not None:
+            pieces.insert(0, (local[self._kept], None))
+        for place, numbers in self._results:
+            self._put_together([pieces[number] for number in numbers], output, place)
         for work in leaving:
             work.wait()
         return output.div_(exchange.num_averaged) if exchange.num_averaged > 1 else output
 
     def _messages(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
-        """Return (pieces in transfer to this rank, some into `output`, and works that send from here) at once.
+        """Return (pieces in transfer to this rank, works that send from here) at once.
 
-        `local` must not be written to while these works run.
+        `local` must not be written to while these works run. The group's own methods are what `irecv` and `isend` call
+        after checks, which take several times as long.
         """
-        aside = [box for (_, _, box), in_place in zip(self._receives, self._in_place, strict=True) if not in_place]
-        landings = iter(local.new_empty(sum(map(volume, aside))).split([volume(box) for box in aside]))
-        pieces = []
-        for (rank, part, box), in_place in zip(self._receives, self._in_place, strict=True):
-            tensor = part_of_box(output, self._after, box) if in_place else next(landings).view(shape_of(box))
-            work = dist.irecv(tensor, group=self._group, tag=TAG, group_src=rank)
-            pieces.append(Piece(part, box, tensor, work))
+        group: Any = self._group or dist.group.WORLD
+        landings = iter(local.new_empty(sum(self._aside)).split(self._aside)) if self._aside else iter(())
+        pieces: list[Piece] = []
+        for (rank, shape, _), place in zip(self._receives, self._in_place, strict=True):
+            tensor = next(landings).view(shape) if place is None else output[place]
+            work = group.recv([_real(tensor)], rank, TAG)
+            pieces.append((tensor if place is None else None, work))
         leaving, packed = [], {}
-        # Each rank begins with the rank after it, so that all begin with different ranks.
-        for rank, box in sorted(self._sends, key=lambda send: (send[0] - self._rank) % self._size):
+        for rank, box, place in self._messages_out:
             if box not in packed:
-                packed[box] = part_of_box(local, self._before, box).contiguous()
-            leaving.append(dist.isend(packed[box], group=self._group, tag=TAG, group_dst=rank))
+                packed[box] = _real(local[place].contiguous())
+            leaving.append(group.send([packed[box]], rank, TAG))
         return pieces, leaving
 
     def _all_to_all(self, local: torch.Tensor) -> list[Piece]:
         """Return the pieces that this rank receives, in one collective of the whole group."""
-        flat = [part_of_box(local, self._before, box).reshape(-1) for _, box in self._sends]
+        flat = [local[place].reshape(-1) for _, place in self._sends]
         sends, receives = [0] * self._size, [0] * self._size
-        for rank, box in self._sends:
-            sends[rank] += volume(box)
-        for rank, _, box in self._receives:
-            receives[rank] += volume(box)
+        for (rank, _), part in zip(self._sends, flat, strict=True):
+            sends[rank] += part.numel()
+        for rank, _, numel in self._receives:
+            receives[rank] += numel
         buffer = torch.cat(flat) if flat else local.new_empty(0)
         arrived = local.new_empty(sum(receives))
         work = dist.all_to_all_single(arrived, buffer, receives, sends, self._group, async_op=True)
-        tensors = arrived.split([volume(box) for _, _, box in self._receives])
-        return [
-            Piece(part, box, tensor.view(shape_of(box)), work)
-            for (_, part, box), tensor in zip(self._receives, tensors, strict=True)
-        ]
+        tensors = arrived.split([numel for _, _, numel in self._receives])
+        return [(tensor.view(shape), work) for (_, shape, _), tensor in zip(self._receives, tensors, strict=True)]
 
-    def _put_together(self, parts: list[Piece], where: torch.Tensor) -> None:
-        first, *others = parts
-        so_far = first.arrived()
-        for piece in others:
-            REDUCTIONS[self._exchange.reduce_op](so_far, piece.arrived(), out=where)
-            so_far = where
-        if not others and so_far.data_ptr() != where.data_ptr():
-            where.copy_(so_far)
+    def _put_together(self, pieces: Sequence[Piece], output: torch.Tensor, place: Place) -> None:
+        (first, first_work), *others = pieces
+        if first_work is not None:
+            first_work.wait()
+        if first is None and not others:
+            return
+        result = output[place]
+        so_far = result if first is None else first
+        if not others:
+            result.copy_(so_far)
+        for tensor, work in others:
+            if work is not None:
+                work.wait()
+            REDUCTIONS[self._exchange.reduce_op](so_far, result if tensor is None else tensor, out=result)
+            so_far = result
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor as messages move it."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.autograd.forward_ad import unpack_dual
 from torch.fx import has_side_effect
 
 from distbench.planning.cost_profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER
@@ -25,7 +26,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Step = Callable[[torch.Tensor], Transit]
-_steps: "WeakKeyDictionary[Plan, list[Step]]" = WeakKeyDictionary()
+_on_rank: "WeakKeyDictionary[Plan, tuple[tuple[int, ...], list[Step]]]" = WeakKeyDictionary()  # source's shape, steps
 # Plans by key, because a compiled graph has only texts and numbers as arguments. Inductor keeps graphs on disk for
 # other processes, so a key is a digest (`key_of`). Of equal plans the newest is kept, whose process groups exist.
 _plans: dict[str, Plan] = {}
@@ -64,6 +65,9 @@ def execute(local: torch.Tensor, plan: Plan, *, async_op: bool = False) -> "torc
     if async_op:
         return Pending(local, plan)
     with unchecked():
+        # Without a derivative, autograd's function would take longer than the Python code of an exchange.
+        if not getattr(local, "requires_grad", True) and unpack_dual(local).tangent is None:
+            return Pending(local, plan).result()
         return _Executed.apply(local, plan, None)  # type: ignore[no-any-return]
 
 
@@ -75,8 +79,9 @@ class Pending:
         _require_shape(local, plan)
         _require_dtype(local.dtype, plan)
         with torch.no_grad(), unchecked():
-            # A lazy conjugate or negative has no memory to send.
-            given = local.detach().resolve_conj().resolve_neg()
+            given = local.detach()
+            if given.is_conj() or given.is_neg():  # lazily, without memory to send
+                given = given.resolve_conj().resolve_neg()
             self._transit = _transit(given.view(_moved_as(local.dtype, plan)), plan)
             self._early: torch.Tensor | None = None
             try:
@@ -160,7 +165,7 @@ def _backward_by_key(ctx: Any, gradient: torch.Tensor) -> Any:
 
 
 def _transit(local: torch.Tensor, plan: Plan) -> Transit:
-    for step in _steps[plan]:
+    for step in _on_rank[plan][1]:
         local = yield from step(local)
     return local
 
@@ -169,11 +174,12 @@ def _require_shape(local: torch.Tensor, plan: Plan) -> None:
     if not isinstance(local, torch.Tensor) or hasattr(local, "to_local") or local.layout is not torch.strided:
         kind = type(local).__name__ if getattr(local, "layout", torch.strided) is torch.strided else "sparse tensor"
         raise UserError(f"local is a {kind}; give the rank's dense tensor (a DTensor's is x.to_local())")
-    wanted = shape_of(_box(plan, plan.source))
-    if tuple(local.shape) != wanted:
+    if plan not in _on_rank:
+        raise UserError(f"rank {dist.get_rank()} is not in the mesh; execute the plan on the mesh's ranks only")
+    if local.shape != _on_rank[plan][0]:
         raise UserError(
             f"the local tensor has shape {tuple(local.shape)}, but layout {plan.source} of {plan.problem.shape} has "
-            f"{wanted} on this rank; give the shard of the source layout"
+            f"{_on_rank[plan][0]} on this rank; give the shard of the source layout"
         )
 
 
@@ -208,15 +214,8 @@ def unchecked() -> contextlib.AbstractContextManager[Any]:
     return spmd.no_typecheck() if spmd is not None else contextlib.nullcontext()
 
 
-def _coordinate(plan: Plan) -> tuple[int, ...]:
-    coordinate = plan.mesh.get_coordinate()
-    if coordinate is None:
-        raise UserError(f"rank {dist.get_rank()} is not in the mesh; execute the plan on the mesh's ranks only")
-    return tuple(coordinate)
-
-
 def _box(plan: Plan, state: State) -> Box:
-    return box_of(state, plan.problem.shape, plan.problem.mesh_shape, _coordinate(plan))
+    return box_of(state, plan.problem.shape, plan.problem.mesh_shape, tuple(plan.mesh.get_coordinate()))
 
 
 def _steps_of(plan: Plan) -> list[Step]:
@@ -243,7 +242,7 @@ class _MoveOnRank:
 
     def __init__(self, plan: Plan, move: Move, source: State, target: State) -> None:
         self._move, mesh_dim, problem = move, move.mesh_dim, plan.problem
-        coordinate = _coordinate(plan)
+        coordinate = tuple(plan.mesh.get_coordinate())
         self._index, self._size = coordinate[mesh_dim], problem.mesh_shape[mesh_dim]
         self._group = plan.mesh.get_group(mesh_dim)
         self._op = dict((*source.partials, *target.partials)).get(mesh_dim, "")
@@ -368,5 +367,5 @@ def bound(plan: Plan, mesh: Any, ranks: Sequence[int], key: str, plan_backward: 
     if not key.endswith(GRADIENT):
         _plans[key] = ready
     if mesh.get_coordinate() is not None:
-        _steps[ready] = _steps_of(ready)
+        _on_rank[ready] = shape_of(_box(ready, ready.source)), _steps_of(ready)
     return ready
