@@ -40,13 +40,14 @@ class Done:
         pass
 
 
-def nothing_sent(tensor: torch.Tensor, **_: Any) -> Done:
+def nothing_sent(group: dist.ProcessGroup, tensors: list[torch.Tensor], *_: Any) -> Done:
     return Done()
 
 
-def nothing_received(tensor: torch.Tensor, **_: Any) -> Done:
+def nothing_received(group: dist.ProcessGroup, tensors: list[torch.Tensor], *_: Any) -> Done:
     # What happens to lie there could be right.
-    tensor.zero_()
+    for tensor in tensors:
+        tensor.zero_()
     return Done()
 
 
@@ -78,7 +79,7 @@ REPLACED: dict[str, list[tuple[Any, str, Any]]] = {
     ],
     "all_reduce": [(functional, "all_reduce", kept)],
     "all_to_all": [(dist, "all_to_all_single", local_copy), (planners, "_shard_dim_alltoall", exchanged)],
-    "messages": [(dist, "isend", nothing_sent), (dist, "irecv", nothing_received)],
+    "messages": [(dist.ProcessGroup, "send", nothing_sent), (dist.ProcessGroup, "recv", nothing_received)],
     "permute": [(functional, "permute_tensor", kept)],
 }
 
