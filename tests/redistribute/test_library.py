@@ -117,7 +117,7 @@ def test_tensors_that_do_not_fit_the_plan_are_rejected_in_a_sentence() -> None:
             _ = redistribute.plan("S(0)R", "RR", (8, 4), (2, 2)).backward
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
 def test_the_python_code_of_a_small_redistribution_stays_short() -> None:
     """It runs next to each exchange, on the host. With autograd's function it had 330 calls, not about 100."""
     calls: list[str] = []
