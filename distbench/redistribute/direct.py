@@ -117,7 +117,8 @@ class ExchangeOnRank:
     through two buffers, and sends to every rank, even if there is nothing to send. Messages leave from the local tensor
     and arrive in the result, wherever the piece is contiguous there.
 
-    All that depends on the exchange alone is computed once, because a message takes about as long as its Python code.
+    All that depends on the exchange alone is computed once, because ranks that share a CPU wait for each other's Python
+    code.
     """
 
     def __init__(
@@ -200,8 +201,8 @@ class ExchangeOnRank:
     def _messages(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
         """Return (pieces in transfer to this rank, works that send from here) at once.
 
-        `local` must not be written to while these works run. The group's own methods are what `irecv` and `isend` call
-        after checks, which take several times as long.
+        `local` must not be written to while these works run. `irecv` and `isend` would call the same methods of the
+        group, after checks that take several times as long.
         """
         group: Any = self._group or dist.group.WORLD
         landings = iter(local.new_empty(sum(self._aside)).split(self._aside)) if self._aside else iter(())

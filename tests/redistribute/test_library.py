@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import ROOT
 from processes import Children, Ranks
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from distbench import redistribute
@@ -141,3 +142,11 @@ def test_the_python_code_of_a_small_redistribution_stays_short() -> None:
         # A derivative that autograd's function lacks must not be dropped without an error.
         with pytest.raises(NotImplementedError):
             torch.func.jvp(lambda x: redistribute.execute(x, plan), (torch.zeros(8, 4),), (torch.ones(8, 4),))
+
+
+def test_a_rank_outside_of_the_mesh_is_rejected_in_a_sentence() -> None:
+    with fake_ranks({"dp": 2, "tp": 2}):
+        others = DeviceMesh("cpu", [1, 2, 3], mesh_dim_names=("tp",), _init_backend=False)  # this is rank 0
+        plan = redistribute.plan("S(0)", "R", (6, 4), others)
+        with pytest.raises(UserError, match="rank 0 is not in the mesh"):
+            redistribute.execute(torch.ones(2, 4), plan)
