@@ -13,10 +13,11 @@ from typing import Any
 from distbench.launch.display import Display
 from distbench.launch.rank_processes import RankProcesses
 from distbench.launch.rendezvous import Joined
-from distbench.launch.watch_ranks import Attempt, Cause, attempt, cannot_be_written, make_folders, moved_logs, too_long
+from distbench.launch.watch_ranks import Attempt, Cause, attempt, cannot_be_written, make_folders
 from distbench.processes.signals import noted_stop
 from distbench.records.machine import CpuUse, devices_here, host_facts, load_average
 from distbench.records.progress_events import FILE_NAME
+from distbench.records.rank_logs import cut_warning, moved_logs
 from distbench.records.run_file import Case, CaseResult, append, read_run
 from distbench.spec import Job, UserError
 from distbench.spec.file_io import write_whole
@@ -262,7 +263,7 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     status = "interrupted" if stop.is_requested else record.status
     message = record.message or ("interrupted after its last case" if stop.is_requested else "")
     left_out = none_chosen(job.chosen, *record.last.none_chosen) if record.last.none_chosen else ""
-    warning = too_long(record.cut_logs)
+    warning = cut_warning(record.cut_logs)
     if logs := moved_logs(job):
         message, warning = (text.replace(job.log_dir, str(logs)) for text in (message, warning))
         job = replace(job, log_dir=str(logs))

@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from distbench.launch.rank_processes import RankProcesses
 from distbench.launch.rendezvous import Joined, Meeting
 from distbench.processes.signals import Stop
 from distbench.records.progress_events import FILE_NAME, ProgressReader
+from distbench.records.rank_logs import shorten_logs
 from distbench.records.run_file import Case
 from distbench.spec import Job, UserError
 from distbench.spec.errors import FAILURES, place_in_user_code
@@ -33,7 +33,6 @@ MAX_PLACES = 4
 # In a log: the stack of the main thread, which gets the signal, and its frames, innermost first.
 _STACK = re.compile(r"^Current thread .*\(most recent call first\):\n((?:  .*\n)+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
-MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # size of each log
 
 
 # Folders of logs and results.
@@ -73,46 +72,6 @@ def _try_to_write(folder: Path) -> None:
             os.fsync(file.fileno())
     finally:
         probe.unlink(missing_ok=True)
-
-
-def moved_logs(job: Job) -> Path | None:
-    """Return the folder, next to rank 0's folder, to which this rank moved its logs; None if the logs were not moved.
-
-    The link at the old path is removed, and the links' folder after the last rank.
-    """
-    log_dir = Path(job.log_dir)
-    if not log_dir.is_symlink():
-        return None
-    now = log_dir.resolve()
-    with contextlib.suppress(OSError):
-        log_dir.unlink()
-        log_dir.parent.rmdir()  # fails until the last rank of this host
-    return now
-
-
-def _shorten_logs(log_dir: Path) -> dict[Path, int]:
-    """Cut each log larger than MAX_LOG_BYTES to its first KEPT_LOG_BYTES; return the bytes removed per log.
-
-    Without this limit, a model that prints in each step would fill the disk. Ranks append, so later output, such as a
-    traceback, follows.
-    """
-    removed = {}
-    for path in log_dir.glob("*.log"):
-        with contextlib.suppress(OSError):
-            if (size := path.stat().st_size) > MAX_LOG_BYTES:
-                os.truncate(path, KEPT_LOG_BYTES)
-                removed[path] = size - KEPT_LOG_BYTES
-    return removed
-
-
-def too_long(cut_logs: Mapping[Path, int]) -> str:
-    """Return one sentence on logs that were cut; "" without a cut log."""
-    if not cut_logs:
-        return ""
-    longest = max(cut_logs, key=lambda path: cut_logs[path])
-    more = f" ({len(cut_logs)} logs were cut)" if len(cut_logs) > 1 else ""
-    problem = f"{longest} is too long, and {cut_logs[longest] / 1e6:,.0f} MB were removed{more}"
-    return f"{problem}; print less in the model, because the measured times include printing"
 
 
 # The cause of a failed launch, from the files that the ranks and the launcher wrote.
@@ -283,7 +242,7 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
         finally:
             if not (this_attempt.status == "complete" and ranks.are_kept):
                 ranks.stop()
-        this_attempt.cut_logs.update(_shorten_logs(log_dir))
+        this_attempt.cut_logs.update(shorten_logs(log_dir))
         # The events after the last poll contain the running case.
         _take_in(reader, this_attempt, display)
     if this_attempt.status == "complete" and not this_attempt.reached_end:
@@ -309,7 +268,7 @@ def _follow(
     while True:
         exit_code = ranks.exit_code
         _take_in(reader, attempt, display)
-        attempt.cut_logs.update(_shorten_logs(Path(job.log_dir)))
+        attempt.cut_logs.update(shorten_logs(Path(job.log_dir)))
         if exit_code is not None:
             return "complete" if exit_code == 0 else "failed"
         if ranks.are_kept and attempt.has_left:

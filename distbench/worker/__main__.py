@@ -12,10 +12,10 @@ from typing import NoReturn
 from distbench.processes.supervisor import die_with_parent
 from distbench.ranks.device import calm_scheduler
 from distbench.ranks.measure import SPENT_BEFORE, Stopwatch
+from distbench.records.rank_logs import log_to
 from distbench.spec import Job
 from distbench.spec.job import pid_file
 from distbench.worker import leave
-from distbench.worker.rank_log import log_to
 
 STARTED_S = time.monotonic()
 

@@ -242,7 +242,7 @@ def test_a_rank_that_leaves_without_an_error_is_named(ranks: Ranks, tmp_path: Pa
 def test_a_log_that_grows_too_long_is_cut_with_a_warning(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distbench.launch.watch_ranks.MAX_LOG_BYTES", 1_500_000)
+    monkeypatch.setattr("distbench.records.rank_logs.MAX_LOG_BYTES", 1_500_000)
     given = (*SHORT, "--results", str(tmp_path), "--set", "misdeed=print", "--set", "case=3")
     done = ranks.run_here("run", MISDEEDS, *given)
     assert done.exit_code == 0, done.output

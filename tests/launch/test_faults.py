@@ -23,11 +23,11 @@ from distbench.launch.watch_ranks import Attempt, Cause, ask_for_stacks, cause_o
 from distbench.processes.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
 from distbench.ranks.failure import report_failure
 from distbench.records.progress_events import FILE_NAME, ProgressReader, ProgressWriter
+from distbench.records.rank_logs import RankLog
 from distbench.records.run_file import SCHEMA_VERSION, append
 from distbench.spec import UserError, find
 from distbench.spec.errors import StorageFailed
 from distbench.spec.file_io import write_whole
-from distbench.worker.rank_log import RankLog
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 HEADER = {"type": "run", "schema_version": SCHEMA_VERSION}
