@@ -37,12 +37,14 @@ OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attentio
 _SECONDS = number_within(0, 1)  # A larger time for one operator is not plausible.
 _FACTOR = number_within(0.1, 10)
 HOST_FIGURES: Mapping[str, Any] = {
-    **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s"), _SECONDS),
+    **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s", "optimizer_redistribution_s"), _SECONDS),
     **dict.fromkeys(("operator_factor", "matmul_bf16_factor", "step_factor"), _FACTOR),
     "page_faults_s_per_byte": number_within(0, 1e-6),
 }
-# Optional figures with their defaults; older files have one factor over the whole step, or over all operators.
-LEFT_OUT = {"operator_factor": 1.0, "matmul_bf16_factor": 1.0, "step_factor": 1.0, "page_faults_s_per_byte": 0.0}
+# Optional figures with their defaults; older files have one factor over the whole step.
+LEFT_OUT = {"operator_factor": 1.0, "step_factor": 1.0, "page_faults_s_per_byte": 0.0}
+# Optional figures that by default are another figure of the file; older files do not separate them.
+DEFAULTS_FROM = {"matmul_bf16_factor": "operator_factor", "optimizer_redistribution_s": "redistribution_s"}
 _RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to more than any device
 _BANDWIDTH = number_within(1e6, 1e14)  # bytes per second
 FIGURES: Mapping[str, Any] = {
@@ -218,7 +220,7 @@ class HostPart(Struct):
 
     def __post_init__(self) -> None:
         """Check names, figures, the order of amounts, and the defaults for unmeasured kinds."""
-        _require_figures(self.figures, HOST_FIGURES, LEFT_OUT)
+        _require_figures(self.figures, HOST_FIGURES, LEFT_OUT.keys() | DEFAULTS_FROM.keys())
         _require_names(self.operators, OPERATOR_CURVES, (), "operators")
         curves = {f"operators.{name}": points for name, points in self.operators.items()}
         curves |= {f"collectives[{place}].points": line.points for place, line in enumerate(self.collectives)}
@@ -247,10 +249,10 @@ def _require_figures(figures: Mapping[str, Figure], types: Mapping[str, Any], ca
 
 def _host_figures(part: HostPart) -> HostFigures:
     lines = [(line, Curve(line.points, has_floor=True)) for line in part.collectives]
-    figures = {name: figure.value for name, figure in part.figures.items()}
+    figures = LEFT_OUT | {name: figure.value for name, figure in part.figures.items()}
     return HostFigures(
         part.num_ranks,
-        {**LEFT_OUT, "matmul_bf16_factor": figures.get("operator_factor", 1.0), **figures},
+        {**{name: figures[other] for name, other in DEFAULTS_FROM.items()}, **figures},
         {name: Curve(part.operators[name]) for name in OPERATOR_CURVES},
         # The first entry of a size has groups of neighbours.
         {(line.kind, line.group_size): curve for line, curve in reversed(lines)},

@@ -174,7 +174,8 @@ def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, flo
             return 0.0, 0.0
         # The host's own time depends on the issuer: DDP's reducer issues in C++, like an operator. Calls in Python
         # without DTensor's dispatch (spmd_types, experts, ring attention) take about as long as those of FSDP2.
-        others = "redistribution_s" if event.redistribution else "fsdp_s"
+        by_dtensor = "optimizer_redistribution_s" if event.phase == "optimizer" else "redistribution_s"
+        others = by_dtensor if event.redistribution else "fsdp_s"
         name = {FSDP: "fsdp_s", DDP: "operator_s"}.get(event.source, others)
         return host[name] * factor, collective_on_host(event, host) * factor
     if not event.num_bytes and not event.flops:

@@ -29,6 +29,7 @@ from distbench.spec.errors import UserError
 # The machine that is to be found again: 50 GFLOP/s, 10 GB/s, collectives of 1 ms and 1 GB/s, and what the host takes.
 FLOPS, BANDWIDTH, BASE_S, BUS = 50e9, 10e9, 1e-3, 1e9
 OPERATOR_S, FSDP_S, REDISTRIBUTION_S, LISTED_S = 5e-5, 2e-3, 3e-3, 2e-5
+OPTIMIZER_REDISTRIBUTION_S = 1e-3
 # Operators take as many times longer in a step: in one whole step, in the other, and their geometric mean.
 FACTORS, FACTOR = (2.0, 1.125), 1.5
 BF16_FACTOR = 1.2  # of bf16 matmuls
@@ -67,7 +68,7 @@ STEPS = {
     "host_tp": (
         *[operator("matmul", 10**8)] * 50,
         *[collective("all_gather", MEGA, "tp")] * 8,
-        collective("all_gather", MEGA, "tp", phase="optimizer"),
+        *[collective("all_gather", MEGA, "tp", phase="optimizer")] * 3,
     ),
     "whole": (operator("matmul", 10**9), *[collective("all_gather", 4 * MEGA, "fsdp")] * 2),
     "whole_bf16": (operator("matmul", 10**9)._replace(dtype="bf16"), operator("matmul", 10**9)),
@@ -82,7 +83,7 @@ PHASES_S = {
     "host_fsdp": (60 * (OPERATOR_S + MEGA / BANDWIDTH) + 9 * (FSDP_S + gathered_s(MEGA)), 0.0),
     "host_tp": (
         50 * (OPERATOR_S + 10**8 / FLOPS) + 8 * (REDISTRIBUTION_S + gathered_s(MEGA)),
-        REDISTRIBUTION_S + gathered_s(MEGA),
+        3 * (OPTIMIZER_REDISTRIBUTION_S + gathered_s(MEGA)),
     ),
     # Collectives and the host take in a step what they were found to take.
     "whole": (OPERATOR_S + FACTORS[0] * 10**9 / FLOPS + 2 * (FSDP_S + gathered_s(4 * MEGA)), 0.0),
@@ -159,7 +160,8 @@ def test_the_machine_that_made_the_runs_is_found(hardware: Hardware) -> None:
     assert hardware.host is not None and hardware.host.num_ranks == 4
     wanted = {
         **{"operator_s": OPERATOR_S, "fsdp_s": FSDP_S, "redistribution_s": REDISTRIBUTION_S},
-        **{"listed_s": LISTED_S, "operator_factor": FACTOR, "step_factor": 1.0},
+        **{"optimizer_redistribution_s": OPTIMIZER_REDISTRIBUTION_S, "listed_s": LISTED_S},
+        **{"operator_factor": FACTOR, "step_factor": 1.0},
         **{"matmul_bf16_factor": BF16_FACTOR, "page_faults_s_per_byte": FAULTS_S},
     }
     assert hardware.host.figures == pytest.approx(wanted, rel=0.01)
@@ -245,12 +247,20 @@ def test_dtensors_all_to_all_is_an_all_gather_of_the_whole(hardware: Hardware) -
 
 
 def test_the_host_dispatches_collectives_of_dtensor_only(hardware: Hardware) -> None:
-    by_dtensor, plain = (
-        collective("all_gather", MEGA, "tp"),
-        collective("all_gather", MEGA, "tp")._replace(redistribution=""),
-    )
-    times = [replay_time(step("", event), hardware).step_s for event in (by_dtensor, plain)]
-    assert times == pytest.approx([REDISTRIBUTION_S + gathered_s(MEGA), FSDP_S + gathered_s(MEGA)], rel=0.01)
+    by_dtensor = collective("all_gather", MEGA, "tp")
+    events = by_dtensor, by_dtensor._replace(phase="optimizer"), by_dtensor._replace(redistribution="")
+    times = [replay_time(step("", event), hardware).step_s - gathered_s(MEGA) for event in events]
+    assert times == pytest.approx([REDISTRIBUTION_S, OPTIMIZER_REDISTRIBUTION_S, FSDP_S], rel=0.01)
+
+
+def test_older_files_have_one_figure_for_dtensors_collectives(file: Path, tmp_path: Path) -> None:
+    record = json.loads(file.read_text())
+    del record["host"]["figures"]["optimizer_redistribution_s"]
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(record))
+    given = step("", collective("all_gather", MEGA, "tp", phase="optimizer"))
+    wanted_s = REDISTRIBUTION_S + gathered_s(MEGA)
+    assert replay_time(given, load_hardware(str(older))).step_s == pytest.approx(wanted_s, rel=0.01)
 
 
 @pytest.mark.parametrize(
