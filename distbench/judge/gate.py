@@ -17,6 +17,7 @@ from distbench.judge.paired_launches import (
     difference_between,
     differences,
     groups_of,
+    leave_out_outliers,
     pairing_of,
     spans_of,
     without_dtype,
@@ -26,7 +27,7 @@ from distbench.records.run_file import SHOWN
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import Floats
-from distbench.statistics.significance import Block, LogDifference, Tested, outlying_pairs, tested, tolerance_words
+from distbench.statistics.significance import Block, LogDifference, Tested, tested, tolerance_words
 from distbench.statistics.verdicts import (
     BROKEN,
     IMPROVEMENT,
@@ -321,7 +322,8 @@ def _measured(
     """The differences of one group in these cases, and the reason to doubt them. `spans`: run id to its time span."""
     pairing = pairing_of(*([spans[launch.run_id] for launch in side] for side in (group.baseline, group.candidate)))
     logs = {metric: [side.logarithms(case_ids, metric) for side in sides] for metric in METRICS}
-    left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else []
+    least = options.least_launches(paired=True)
+    left_out = leave_out_outliers(group, logs, pairing, least) if pairing.interleaved and case_ids else []
     differences = {metric: difference_between(side_logs, pairing) for metric, side_logs in logs.items()}
     conflict = load_conflict(group.baseline, group.candidate, pairing)
     doubt = conflict
@@ -330,24 +332,6 @@ def _measured(
     elif not doubt and not pairing.interleaved and not options.dedicated:
         doubt = f"{pairing.refusal}; alternate the launches, or give --dedicated"
     return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, not conflict, left_out)
-
-
-def _leave_out(group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pairing, options: Options) -> list[str]:
-    """Replace outlying pairs in `logs` by nan; return a sentence on each pair."""
-    base, new = list(pairing.baseline), list(pairing.candidate)
-    differences = [right[:, new] - left[:, base] for left, right in logs.values()]
-    outlying, sizes = outlying_pairs(differences, options.least_launches(paired=True))
-    sentences = []
-    for pair in np.flatnonzero(outlying).tolist():
-        for left, _ in logs.values():
-            left[:, base[pair]] = np.nan
-        times = np.exp(np.nanmedian([difference[:, pair] for difference in differences]))
-        first, second = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
-        sentences.append(
-            f"left out: launch {second} took {times:.2f}x the time of launch {first} (median over cases); "
-            f"the median pair of launches differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
-        )
-    return sentences
 
 
 def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairing: Pairing) -> str:

@@ -6,17 +6,19 @@ drift, so the difference within a pair does not contain the drift. Start and end
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
+
+import numpy as np
 
 from distbench.records.launches import Launch
 from distbench.records.run_file import MUST_AGREE
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.printable_text import listed
 from distbench.statistics.intervals import Floats
-from distbench.statistics.significance import LogDifference, paired_difference, unpaired_difference
+from distbench.statistics.significance import LogDifference, outlying_pairs, paired_difference, unpaired_difference
 
 DTYPE = "dtype"  # part of a case's id, not of the environment
 _DTYPE_IN_ID = re.compile(r"(?<=/)([a-z]+\d+)(?=\[)")
@@ -262,3 +264,26 @@ def difference_between(sides: Sequence[Floats], pairing: Pairing) -> LogDifferen
     """
     left, right = sides[0][:, list(pairing.baseline)], sides[1][:, list(pairing.candidate)]
     return paired_difference(left, right) if pairing.interleaved else unpaired_difference(left, right)
+
+
+def leave_out_outliers(group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pairing, least: int) -> list[str]:
+    """Replace outlying pairs by nan in `logs`, and return a sentence on each pair.
+
+    Args:
+        logs: a metric to the logarithms of both sides, of shape [cases, launches].
+        least: number of pairs that must remain.
+    """
+    base, new = list(pairing.baseline), list(pairing.candidate)
+    differences = [right[:, new] - left[:, base] for left, right in logs.values()]
+    outlying, sizes = outlying_pairs(differences, least)
+    sentences = []
+    for pair in np.flatnonzero(outlying).tolist():
+        for left, _ in logs.values():
+            left[:, base[pair]] = np.nan
+        times = np.exp(np.nanmedian([difference[:, pair] for difference in differences]))
+        first, second = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
+        sentences.append(
+            f"left out: launch {second} took {times:.2f}x the time of launch {first} (median over cases); "
+            f"the median pair of launches differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
+        )
+    return sentences
