@@ -271,7 +271,7 @@ def leave_out_outliers(group: Group, logs: Mapping[str, Sequence[Floats]], pairi
 
     Args:
         logs: a metric to the logarithms of both sides, of shape [cases, launches].
-        least: number of pairs that must remain.
+        least: minimum number of remaining pairs; with fewer remaining, no pair is left out.
     """
     base, new = list(pairing.baseline), list(pairing.candidate)
     differences = [right[:, new] - left[:, base] for left, right in logs.values()]

@@ -253,6 +253,15 @@ def test_the_host_dispatches_collectives_of_dtensor_only(hardware: Hardware) -> 
     assert times == pytest.approx([REDISTRIBUTION_S, OPTIMIZER_REDISTRIBUTION_S, FSDP_S], rel=0.01)
 
 
+def test_a_cost_without_a_measurement_is_left_out(tmp_path: Path) -> None:
+    """An optimizer without collectives: those of other optimizers then cost as much as the model's, not 0."""
+    events = {**STEPS, "host_tp": STEPS["host_tp"][:-3]}
+    phases = {**PHASES_S, "host_tp": (PHASES_S["host_tp"][0], 0.0)}
+    path, recorded = tmp_path / "here.json", [step(f"part={part}", *given) for part, given in events.items()]
+    host = write_hardware(path, operators_run(), steps_run(phases), recorded).host
+    assert host is not None and host["optimizer_redistribution_s"] == pytest.approx(REDISTRIBUTION_S, rel=0.01)
+
+
 def test_older_files_have_one_figure_for_dtensors_collectives(file: Path, tmp_path: Path) -> None:
     record = json.loads(file.read_text())
     del record["host"]["figures"]["optimizer_redistribution_s"]
